@@ -44,12 +44,18 @@ _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
 
 class _Builtin:
-    """Calls a function, and like a builtin function is not bound as a method where a class has it as attribute."""
+    """Calls a function in place of a builtin one: equal to that, and not bound as a method as attribute of a class."""
 
-    __slots__ = ("function",)
+    __slots__ = ("function", "replaced")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], replaced: object) -> None:
+        self.function, self.replaced = function, replaced
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.replaced
+
+    def __hash__(self) -> int:
+        return hash(self.replaced)  # as in ``os.stat in os.supports_follow_symlinks``
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -148,9 +154,17 @@ class ImportRecorder:
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any], *, hides_frame: bool = True) -> None:
         real = getattr(owner, name)
+        same = [
+            value
+            for other, attribute, replaced in self._undo
+            if replaced is real
+            for value in [getattr(other, attribute)]
+        ]
         function = hide_frames(make(real)) if hides_frame else make(real)
+        if type(real) is _BUILTIN and name != "__import__":
+            function = same[0] if same else _Builtin(function, real)
         self._undo.append((owner, name, real))
-        setattr(owner, name, _Builtin(function) if type(real) is _BUILTIN and name != "__import__" else function)
+        setattr(owner, name, function)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Import finder: as the first one it is asked for each name."""

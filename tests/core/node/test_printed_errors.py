@@ -176,5 +176,6 @@ def test_an_abort_of_gloo(run_ddplaunch, tmp_path):
     first, where, *_, last = done.stderr.splitlines()
     assert first.startswith("ddplaunch: rank 1 was ended by SIGABRT: Received data size doesn't match expected size.")
     assert where == "  it was in all_reduce, step at train.py:7"
-    assert last.startswith("  then rank 0 failed: RuntimeError: ")
-    assert last.endswith(", in all_reduce at train.py:7")
+    if last != "  1 other rank was stopped":  # before it had noticed
+        assert last.startswith("  then rank 0 failed: RuntimeError: ")
+        assert last.endswith(", in all_reduce at train.py:7")

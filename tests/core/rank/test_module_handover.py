@@ -42,7 +42,8 @@ print("begins", flush=True)
 print("a part", end=" ")
 {before}
 import numpy, hashlib
-import gc
+import gc, io, shutil
+print(open is io.open, shutil._use_fd_functions)
 print(numpy.arange(3).sum(), sys.modules["numpy"] is numpy, os.environ.get("OPENBLAS_NUM_THREADS"))
 print(len(sys.modules.keys() - {{"faulthandler", "__future__"}}))
 print([name for name in sys.modules if not name.startswith("_")][-5:], sorted(os.environ) == sorted(set(os.environ)))

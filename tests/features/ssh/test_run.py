@@ -290,7 +290,7 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
     run.wait_for("up", 2)
     run.hosts[1].kill_all()
     assert run.wait(30) == 69, run.stderr()
-    assert "n1 was lost" in run.stderr()
+    assert "node 0 (n1) was lost: its connection closed" in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 
