@@ -22,7 +22,7 @@ PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the k
 REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
 MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
-MAX_REPEATED = 1 << 16  # of a rank's first output: if the rank starts over, as much is not shown a second time
+MAX_REPEATED = 1 << 16  # of a rank's first output: if the rank starts over, as much is compared with what comes again
 DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that cannot be killed may hold a pipe open
 
 
@@ -63,17 +63,25 @@ class _OpenStream(Struct):
     received: int = 0  # bytes read so far
     first: bytearray = field(default_factory=bytearray)  # the first of them
     repeated: bytes = b""  # what the rank, which has started over, is expected to print again
+    repeated_more: int = 0  # how many bytes are expected after that, which are not compared
 
     def drop_repeated(self, data: bytes) -> bytes:
         """Count what the rank has printed; return it without what it had printed before it started over."""
         self.received += len(data)
         self.first += data[: MAX_REPEATED - len(self.first)]
         if not self.repeated:
-            return data
+            dropped = min(len(data), self.repeated_more)
+            self.repeated_more -= dropped
+            return data[dropped:]
         pairs = zip(data, self.repeated, strict=False)
         same = next((n for n, (new, old) in enumerate(pairs) if new != old), min(len(data), len(self.repeated)))
-        self.repeated = self.repeated[same:] if same == len(data) else b""
-        return data[same:]
+        if same < min(len(data), len(self.repeated)):  # it prints something else
+            self.repeated, self.repeated_more = b"", 0
+            return data[same:]
+        self.repeated = self.repeated[same:]
+        dropped = min(len(data) - same, self.repeated_more)
+        self.repeated_more -= dropped
+        return data[same + dropped :]
 
 
 class OutputListener(Protocol):
@@ -177,7 +185,7 @@ class Streams:
         if written > sum(stream.received for stream in streams):
             return False
         for stream in streams:
-            stream.repeated = bytes(stream.first) if stream.received <= MAX_REPEATED else b""
+            stream.repeated, stream.repeated_more = bytes(stream.first), stream.received - len(stream.first)
         return True
 
     def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:

@@ -99,7 +99,7 @@ class ImportSummary:
         self.native = frozenset(each for each in new if each in native)
         self.changing = frozenset(each for each in new if each in effects and effects[each].has_changes)
         self.asked = frozenset[str]().union(*(each.asked for each in all_effects))
-        self.used = frozenset[str]().union(*(each.loaded for each in all_effects)).difference(new)
+        self.used = frozenset[str]().union(*(each.loaded for each in all_effects))
         self.files = frozenset[str]().union(*(each.files for each in all_effects))
         self.warned = any(each.warned for each in all_effects)
         self.loggers = {name: logger for each in all_effects for name, logger in each.loggers.items()}
@@ -383,14 +383,14 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
     """Return where a module would be imported from by the usual finders; None if it would not be found."""
     if path is None and name in sys.builtin_module_names:
         return "built-in"
+    if path is None and FrozenImporter.find_spec(name) is not None:
+        return "frozen"
     try:
         found = _find_origin(name, path)
     except Exception as error:
         return type(error).__name__
     if found is not None and found.origin is not None:
         return found.origin
-    if path is None and FrozenImporter.find_spec(name) is not None:
-        return "frozen"
     return None if found is None else tuple(found.submodule_search_locations or ())
 
 

@@ -15,6 +15,8 @@ STARTS_OVER = {  # with numpy, which has native code
     "a variable": SETS,
     "a variable set by a module's attribute": "import lazy\nlazy.batch_size",
     "a replaced function": "import time\ntime.time = lambda: 0.0",
+    "a replaced function of a module that is imported first": "import functools\nreal = functools.lru_cache\n"
+                                                              "functools.lru_cache = lambda *a, **k: real(*a, **k)",
     "a module in sys.modules": "sys.modules['pickle'] = type(sys)('pickle')",
     "a removed module": "import pickle\ndel sys.modules['pickle']",
     "a file that comes first": "sys.path.insert(0, 'folder')",
