@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 else:
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
 
-_MAIN = ("__main__", "__mp_main__")
-
 
 class HiddenModules:
     """The preloaded modules: in the zygote, and from each fork on those of a rank."""
@@ -39,19 +37,12 @@ class HiddenModules:
 
         self.record, self.atexit, self.shared_exits = record, atexit, shared_exits
         self.native_reads = re.compile(native_reads)
-        self.modules = {
-            name: sys.modules.pop(name)
-            for name in list(sys.modules)
-            if name not in record.initial and name not in _MAIN
-        }
-        self.every: dict[str, Any] = dict(self.modules)  # those that are handed over, too
-        self.native = frozenset(name for name, module in self.every.items() if _is_native(name, module))
+        self.modules = {name: sys.modules.pop(name) for name in record.list_added()}
+        self.every = dict(self.modules)  # those that are handed over, too
         for name, namespace in record.late_children.items():
             namespace.pop(name.rpartition(".")[2], None)
         self.names = record.initial.union(self.modules)  # those of a rank when its program starts, shown or hidden
         self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
-        roots = [each for each in record.effects[""].loaded if each in self.every]
-        self._summaries = {name: (closure := record.closure(name), self._summarize(closure)) for name in roots}
         self._undo_changes()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
@@ -101,23 +92,21 @@ class HiddenModules:
 
     def hide_again(self) -> None:
         """Hide what code of ddplaunch has imported meanwhile."""
-        for name in [name for name in list(sys.modules) if name not in self.record.initial and name not in _MAIN]:
+        for name in self.record.list_added():
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
 
     def summarize(self, name: str) -> tuple[set[str], import_recorder.ImportSummary]:
         """Return what a module's import loads, and what those imports have done that are still hidden."""
-        if name in self._summaries:
-            closure, summary = self._summaries[name]
+        record = self.record
+        if name in record.summaries:
+            closure, summary = record.summaries[name]
             if summary.packages.isdisjoint(sys.modules):
                 return closure, summary
         else:
-            closure = self.record.closure(name)
-        return closure, self._summarize(closure)
-
-    def _summarize(self, closure: set[str]) -> import_recorder.ImportSummary:
+            closure = record.closure(name)
         new = [each for each in list(self.modules) if each in closure]
-        return import_recorder.ImportSummary(new, self.record.effects, self.native)
+        return closure, import_recorder.ImportSummary(new, record.effects, record.native)
 
     def show(self) -> None:
         """Make the modules visible again, in a fork that serves the store."""
@@ -130,9 +119,3 @@ def set_variable(name: str, value: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
-
-
-def _is_native(name: str, module: object) -> bool:
-    """Whether a module is a library in native code, and not of the standard library."""
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    return name.partition(".")[0] not in sys.stdlib_module_names and str(origin).endswith(".so")

@@ -184,7 +184,7 @@ class ImportCheck:
                 except KeyError:
                     now = ()
                 if not _are_same(now, before) and (
-                    name.partition(".")[0] in sys.stdlib_module_names or self._is_kept(summary.new, now, before)
+                    import_recorder.is_stdlib(name) or self._is_kept(summary.new, now, before)
                 ):
                     return f"{name} was patched"
         return None

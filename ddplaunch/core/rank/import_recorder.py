@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    Namespace = dict[str, Any]
+    """The attributes of a module."""
+
     Snapshot = tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], tuple[object, ...]], tuple[object, ...]]
     """A namespace, a getter of its functions and classes, and what the getter returned."""
+
+    ExitHandler = tuple[Callable[..., object], tuple[object, ...], Mapping[str, object]]
+    """A function with its arguments."""
 
 FILTERS, FINDERS, PATH_HOOKS = "warnings.filters", "sys.meta_path", "sys.path_hooks"
 """Lists that imports change, as they are named in messages."""
@@ -30,7 +36,8 @@ WORKING_FOLDER = "."
 """Stands among the variables that an import reads for the working folder."""
 
 _INTERNAL = "<frozen importlib._bootstrap>"  # Python leaves frames of this file out of tracebacks and stacklevels
-_CODE_KINDS = (type(lambda: None), type(len), type)
+_BUILTIN = type(len)
+_CODE_KINDS = (type(lambda: None), _BUILTIN, type)
 _UNCOMPARED = {
     "builtins": {"print", "input", "breakpoint"},
     "threading": {"excepthook"},
@@ -39,7 +46,9 @@ _UNCOMPARED = {
 }
 """Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
 
-_BUILTIN = type(len)
+_MAIN = ("__main__", "__mp_main__")
+_UNCOMPARED_MODULES = {*_MAIN, "sys", "_frozen_importlib", "_frozen_importlib_external"}
+
 _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
 
@@ -74,9 +83,9 @@ class Effects:
         self.levels: dict[tuple[str, int], bool] = {}  # whether loggers were enabled for a level
         self.variables: dict[str, tuple[str | None, str | None]] = {}  # changed: values before and after
         self.lists: list[tuple[str, list[Any], list[Any]]] = []  # lists that it has changed, with their items
-        self.loggers: dict[str, Any] = {}  # those that it has made
+        self.loggers: Namespace = {}  # those that it has made, by name
         self.warned = False  # it has emitted a warning, shown or not
-        self.exits: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []  # what it has registered with atexit
+        self.exits: list[ExitHandler] = []  # what it has registered with atexit
 
     @property
     def has_changes(self) -> bool:
@@ -94,7 +103,7 @@ class ImportSummary:
         """``new``: the modules in the order of their loading; ``native``: all those in native code."""
         self.new = new
         all_effects = [effects[each] for each in new if each in effects]
-        own = [each for each in new if each.partition(".")[0] not in sys.stdlib_module_names]
+        own = [each for each in new if not is_stdlib(each)]
         self.packages = frozenset(own)  # those outside the standard library
         self.native = frozenset(each for each in new if each in native)
         self.changing = frozenset(each for each in new if each in effects and effects[each].has_changes)
@@ -133,6 +142,7 @@ class ImportRecorder:
         self._lists = {name: list(items) for name, items in _changeable_lists().items()}
         self.first_lists, self._lengths = dict(self._lists), (0, 0, 0)
         self._undo: list[tuple[Any, str, Any]] = []
+        self._builtins: dict[int, _Builtin] = {}  # what stands for builtin functions, by their ids
         self._cwd = current_folder() or "/"
         prefixes = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.__file__))}
         self._installation = tuple({each + os.sep for path in prefixes for each in (path, os.path.realpath(path))})
@@ -154,15 +164,9 @@ class ImportRecorder:
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any], *, hides_frame: bool = True) -> None:
         real = getattr(owner, name)
-        same = [
-            value
-            for other, attribute, replaced in self._undo
-            if replaced is real
-            for value in [getattr(other, attribute)]
-        ]
         function = hide_frames(make(real)) if hides_frame else make(real)
         if type(real) is _BUILTIN and name != "__import__":
-            function = same[0] if same else _Builtin(function, real)
+            function = self._builtins.setdefault(id(real), _Builtin(function, real))  # io.open is builtins.open
         self._undo.append((owner, name, real))
         setattr(owner, name, function)
 
@@ -314,26 +318,33 @@ class ImportRecorder:
 
         return isEnabledFor
 
-    def finish(self) -> None:
-        """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
+    def stop(self) -> None:
+        """Stop recording."""
         self._note_changes()
         sys.meta_path.remove(self)
         self._restore()
+
+    def finish(self) -> None:
+        """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
+        self.stop()
         every = self.effects.values()
         asked = set[str]().union(*(each.asked for each in every))
         self.origins = {name: _loaded_origin(sys.modules.get(name)) or find_origin(name) for name in asked}
         self.files = {path: file_state(path) for path in set[str]().union(*(each.files for each in every))}
         self.path = {each: file_state(each, is_folder=True) for each in sys.path}
         self.late_children = {name: namespace for name in sys.modules if (namespace := self._find_late_parent(name))}
-        stdlib, skipped = (
-            sys.stdlib_module_names,
-            {"__main__", "sys", "_frozen_importlib", "_frozen_importlib_external"},
-        )
         self.functions = {
-            name: list(_snapshot_module(name, module, with_classes=name.partition(".")[0] in stdlib))
+            name: list(_snapshot_module(name, module, with_classes=is_stdlib(name)))
             for name, module in list(sys.modules.items())
-            if name not in skipped and hasattr(module, "__dict__")
+            if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__")
         }
+        preloaded = self.list_added()
+        self.native = frozenset(name for name in preloaded if _is_native(name))
+        self.summaries: dict[str, tuple[set[str], ImportSummary]] = {}  # of what the zygote itself has imported
+        for name in self.effects[""].loaded.keys() & set(preloaded):
+            closure = self.closure(name)
+            new = [each for each in preloaded if each in closure]
+            self.summaries[name] = closure, ImportSummary(new, self.effects, self.native)
 
     def _restore(self) -> None:
         """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
@@ -344,20 +355,24 @@ class ImportRecorder:
         for module_name, module in list(sys.modules.items()):
             namespace = getattr(module, "__dict__", {})
             spaces: list[tuple[Any, Any]] = [(module, namespace)]
-            if module_name.partition(".")[0] in sys.stdlib_module_names:
+            if is_stdlib(module_name):
                 spaces += [(each, each.__dict__) for each in namespace.values() if type(each) is type]
             for kept_in, space in spaces:
                 if not wrappers.keys().isdisjoint(map(id, space.values())):
                     for name in [name for name, value in space.items() if id(value) in wrappers]:
                         setattr(kept_in, name, wrappers[id(space[name])])
 
-    def _find_late_parent(self, name: str) -> dict[str, Any] | None:
+    def _find_late_parent(self, name: str) -> Namespace | None:
         """Return the namespace of a module's parent if it has the module as attribute, set after its own import."""
         parent, _, child = name.rpartition(".")
         if not parent or name in self.initial or self._begun.get(name, 0) <= self._ended.get(parent, sys.maxsize):
             return None
-        namespace: dict[str, Any] = getattr(sys.modules.get(parent), "__dict__", {})
+        namespace: Namespace = getattr(sys.modules.get(parent), "__dict__", {})
         return namespace if namespace.get(child) is sys.modules[name] else None
+
+    def list_added(self) -> list[str]:
+        """List the loaded modules that a fresh interpreter does not have, in the order of their loading."""
+        return [name for name in list(sys.modules) if name not in self.initial and name not in _MAIN]
 
     def closure(self, name: str) -> set[str]:
         """Return the modules that are loaded once ``name`` has been imported: what it has imported, and so on."""
@@ -392,6 +407,16 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
     if found is not None and found.origin is not None:
         return found.origin
     return None if found is None else tuple(found.submodule_search_locations or ())
+
+
+def is_stdlib(name: str) -> bool:
+    """Whether a module is of the standard library."""
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _is_native(name: str) -> bool:
+    """Whether a loaded module is a library in native code, and not of the standard library."""
+    return not is_stdlib(name) and str(_loaded_origin(sys.modules[name])).endswith(".so")
 
 
 def _loaded_origin(module: object) -> object:

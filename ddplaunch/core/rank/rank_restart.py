@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
     from ddplaunch.core.rank import inspection_endpoint, rank_exit
     from ddplaunch.core.rank.zygote_messages import PythonJob
+    from ddplaunch.system.processes import proc_utils
 else:
+    proc_utils = load_private_module("system/processes/proc_utils")  # noqa: F821
     rank_exit = load_private_module("core/rank/rank_exit")  # noqa: F821
 
 _REPLY_TIMEOUT_S = 20.0  # the launcher may be busy
-_STDIO = (0, 1, 2)
 
 
 class RankRestart:
@@ -178,14 +179,8 @@ def _find_line() -> tuple[str, bool]:
 
 def _written_bytes() -> int:
     """How many bytes this process has written to any descriptor (proc(5): wchar in /proc/pid/io)."""
-    try:
-        fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return int(os.read(fd, 1024).partition(b"wchar:")[2].split()[0])
-    finally:
-        os.close(fd)
+    words = proc_utils.read_proc_file("self", "io").partition(b"wchar:")[2].split()
+    return int(words[0]) if words else 0
 
 
 def _list_open() -> set[tuple[str, str]]:
@@ -209,14 +204,8 @@ def _has_children() -> bool:
 
 def _child_faults() -> int:
     """The page faults of child processes that have ended: 0 if there was none (proc(5): cminflt in /proc/pid/stat)."""
-    try:
-        fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return int(os.read(fd, 4096).rpartition(b")")[2].split()[8])
-    finally:
-        os.close(fd)
+    fields = proc_utils.read_stat("self")
+    return int(fields[8]) if fields else 0
 
 
 def _offset(fd: int) -> int | None:

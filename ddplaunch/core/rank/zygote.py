@@ -127,7 +127,7 @@ def main() -> RankStart:
     if unsafe:
         for auditor in auditors:
             auditor.restore(environ)
-    recorder.finish()
+    recorder.stop() if unsafe or not config["forks"] else recorder.finish()
     gc.freeze()
     if server:
         control, config = server.serve(not unsafe, _find_shadowed, cleanup)  # returns in a fork for each run

@@ -11,10 +11,12 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.history_dir import history_dir
 from ddplaunch.base.safe_files import open_for_writing, read_regular_file
 from ddplaunch.base.types import parse
 
-_MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
+MAX_STATE_BYTES = 1 << 20
+_MAX_SOURCE_BYTES = 64 << 20
 _MAX_PROGRAMS = 500  # the oldest are dropped
 _MAX_AGE_S = 7 * 24 * 3600.0  # packages and settings change meanwhile
 
@@ -45,7 +47,7 @@ def find_mismatch(program: str | None) -> Mismatch | None:
     try:
         path = os.path.abspath(program or "")
         found = _read().get(path)
-        if found is None or time.time() - found.moment > _MAX_AGE_S or found.checksum != _checksum(path):
+        if found is None or time.time() - found.moment > _MAX_AGE_S or found.checksum != checksum(path):
             return None
         return found
     except OSError:
@@ -56,11 +58,12 @@ def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
     """Remember what did not fit in a run of the program in this file; nothing if the state folder cannot be used."""
     try:
         path = os.path.abspath(program or "")
-        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, _checksum(path), time.time())
+        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, checksum(path), time.time())
         known = {name: each for name, each in _read().items() if name != path}
         known = dict([*known.items(), (path, content)][-_MAX_PROGRAMS:])
         file = state_file("mismatches")
         temporary = f"{file}.{os.getpid()}"
+        os.makedirs(os.path.dirname(file), 0o700, exist_ok=True)
         with open(open_for_writing(temporary, os.O_TRUNC, 0o600), "w", encoding="utf-8") as new:
             json.dump({name: asdict(each) for name, each in known.items()}, new)
         os.replace(temporary, file)
@@ -69,20 +72,20 @@ def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
 
 
 def state_file(name: str) -> str:
-    """Return the path of a file of this feature in the user's state folder, which is made."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    folder = os.path.join(state, "ddplaunch")
-    os.makedirs(folder, 0o700, exist_ok=True)
-    return os.path.join(folder, name)
+    """Return the path of a file of this feature in the user's state folder. OSError: this user has no home."""
+    if (runs := history_dir()) is None:
+        raise FileNotFoundError
+    return os.path.join(os.path.dirname(runs), name)
 
 
 def _read() -> dict[str, Mismatch]:
     try:
-        content = read_regular_file(state_file("mismatches"), _MAX_STATE_BYTES, follow_symlinks=False)
+        content = read_regular_file(state_file("mismatches"), MAX_STATE_BYTES, follow_symlinks=False)
         return parse(content, dict[str, Mismatch])
     except (FileNotFoundError, ProtocolError):
         return {}
 
 
-def _checksum(path: str) -> int:
+def checksum(path: str) -> int:
+    """Return the CRC-32 of a program's file."""
     return crc32(read_regular_file(path, _MAX_SOURCE_BYTES))

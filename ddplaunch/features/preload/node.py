@@ -11,9 +11,13 @@ from ddplaunch.base.text import join_names
 from ddplaunch.core.events import Event, ImportMismatch, ZygoteReady
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.zygote_plan import ZygotePlan
-from ddplaunch.features.preload.mismatches import Mismatch, remember_mismatch, state_file
-
-_MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
+from ddplaunch.features.preload.mismatches import (
+    MAX_STATE_BYTES,
+    Mismatch,
+    checksum,
+    remember_mismatch,
+    state_file,
+)
 
 
 def is_new(path: str | None, note: str) -> bool:
@@ -25,9 +29,10 @@ def is_new(path: str | None, note: str) -> bool:
         file_name = state_file("noted")
         path = os.path.abspath(path or "")
         text = f"{path}\0{note}\0".encode(errors="replace")
-        line = b"%08x %08x\n" % (crc32(text), crc32(read_regular_file(path, _MAX_SOURCE_BYTES)))
+        line = b"%08x %08x\n" % (crc32(text), checksum(path))
+        os.makedirs(os.path.dirname(file_name), 0o700, exist_ok=True)
         with open(open_for_writing(file_name, os.O_APPEND, 0o600), "ab") as file:
-            if line in read_regular_file(file_name, _MAX_STATE_BYTES, follow_symlinks=False).splitlines(keepends=True):
+            if line in read_regular_file(file_name, MAX_STATE_BYTES, follow_symlinks=False).splitlines(keepends=True):
                 return False
             file.write(line)
     except OSError:
@@ -42,7 +47,7 @@ class SlowStartNotes(NodeSide):
         """``source``: the program's file."""
         self._plan, self._source, self._show_note = zygote_plan, source, show_note
         self._had_packages = False  # besides torch
-        self._mismatches: set[Mismatch] = set()  # of this job
+        self._has_mismatch = False  # whether an import did not fit: only the first one is shown
 
     def observe(self, event: Event) -> None:
         if isinstance(event, ImportMismatch):
@@ -65,17 +70,15 @@ class SlowStartNotes(NodeSide):
             self._show_note(f"ranks are not forked but started as new interpreters: {event.unsafe}")
 
     def _on_mismatch(self, event: ImportMismatch) -> None:
-        mismatch = Mismatch(event.module, event.differs, self._had_packages)
-        if mismatch in self._mismatches:
+        if self._has_mismatch:
             return
-        if not self._mismatches:
-            next_run = "--start exec avoids that"
-            if not self._plan.user_modules:
-                remember_mismatch(self._source, mismatch)
-                next_run = "the next run of this program imports it in each rank"
-            because = f"{event.module} was preloaded, and ranks cannot use it: {event.differs}"
-            if event.outcome == "restarts":
-                self._show_note(f"{because}; they start over, {next_run}")
-            elif event.outcome == "continues":
-                self._show_note(f"{because}, so they use it all the same; --start exec avoids that")
-        self._mismatches.add(mismatch)
+        self._has_mismatch = True
+        is_remembered = not self._plan.user_modules
+        if is_remembered:
+            remember_mismatch(self._source, Mismatch(event.module, event.differs, self._had_packages))
+        because = f"{event.module} was preloaded, and ranks cannot use it: {event.differs}"
+        if event.outcome == "restarts":
+            next_run = "the next run of this program imports it in each rank"
+            self._show_note(f"{because}; they start over, {next_run if is_remembered else '--start exec avoids that'}")
+        elif event.outcome == "continues":
+            self._show_note(f"{because}, so they use it all the same; --start exec avoids that")

@@ -36,6 +36,7 @@ _DYNAMO_READS = re.compile(
 """Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
 
 _OBJECT_WALKERS = frozenset({"__subclasses__", "get_objects", "get_referrers"})
+"""What finds the classes and objects of preloaded modules that the program has not imported yet."""
 
 _IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "features/preload/rank/fork_fixups"
 """Files of this feature that the zygote loads."""
@@ -113,7 +114,7 @@ def make_preload_plan(
         backend := site_hooks.find_backend(target.sys_path_0, {**environ, **dict(settings)})
     ):
         return ZygotePlan(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
-    walks_objects = not source.words.isdisjoint(_OBJECT_WALKERS)  # and would find those of modules not imported yet
+    walks_objects = not source.words.isdisjoint(_OBJECT_WALKERS)
     late = walks_objects or any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in effective)
     usual = (TORCH, DYNAMO) if source.dynamo and not is_single_process and not late else (TORCH,)
     plan = ZygotePlan(forks=True, modules=usual, settings=settings, import_dirs=source.folders)
