@@ -35,7 +35,7 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
     choice = plan_zygote(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
         modules = join_names(choice.modules) if choice.forks else ""
-        why = choice.source if choice.forks else choice.unsafe or "each rank is a new interpreter"
+        why = choice.source if choice.forks else choice.unsafe or choice.reason or "each rank is a new interpreter"
         plan = replace(plan, facts=(*plan.facts, Fact("preloaded", modules or "nothing", why)))
         noted = [f"{name} ({reason})" for name, reason in choice.excluded[:MAX_NOTED]]
         if (more := len(choice.excluded) - MAX_NOTED) > 0:

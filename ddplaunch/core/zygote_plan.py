@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
-
-from ddplaunch.core.rank import zygote_messages
-
-_NOTHING: zygote_messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
+from msgspec import Struct
 
 
 class ZygotePlan(Struct, frozen=True):
@@ -16,14 +12,12 @@ class ZygotePlan(Struct, frozen=True):
         forks: whether it forks at all; otherwise every rank is a new interpreter.
         modules: the modules that it imports, in this order.
         user_modules: those of them that the user listed; if one fails, the run fails.
-        fallback: what it imports instead if ``modules`` fail, or change what ``allowed`` does not list.
+        fallback: what it imports instead if ``modules`` fail, or change the process in an unexpected way.
         settings: variables, with values, that the program sets before its imports.
         unsafe: why forking is not safe; None if it is, or was not considered.
-        reason: why some imports of the program are not preloaded: the barrier.
+        reason: why fewer modules are preloaded than the program imports.
         excluded: the modules that each rank imports itself, each with the reason, like "not in the table".
-        allowed: what the imports may change in the process; used with a fallback.
-        import_dirs: the program's own folders that come before site-packages on ``sys.path``.
-        environment_reads: variables that the imports read.
+        known: the top-level modules that the imports may load; used with a fallback.
         native_reads: a pattern of those that native code reads as it is loaded.
         import_auditor: the file of the package with the ``ImportAuditor`` of imports that have a fallback.
         fork_fixups: the file of the package that is loaded before the imports, and repairs each fork; "" for none.
@@ -38,9 +32,7 @@ class ZygotePlan(Struct, frozen=True):
     unsafe: str | None = None
     reason: str | None = None
     excluded: tuple[tuple[str, str], ...] = ()
-    allowed: zygote_messages.AllowedState = field(default_factory=lambda: _NOTHING)
-    import_dirs: tuple[str, ...] = ()
-    environment_reads: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     native_reads: str = ""
     import_auditor: str = ""
     fork_fixups: str = ""

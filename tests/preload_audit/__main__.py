@@ -12,7 +12,6 @@ from pathlib import Path
 from ddplaunch.base.text import normalize_name
 from tests.preload_audit.audit import Audit, AuditResult
 from tests.preload_audit.distributions import InstalledDistributions
-from tests.preload_audit.harmless_audit import audit_harmless
 from tests.preload_audit.known_table import TABLE_PATH, Entry, KnownTable, make_entry
 from tests.preload_audit.probe_runner import ProbeFailed, ProbeRunner
 
@@ -22,7 +21,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.preload_audit", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="+", help="a distribution")
     parser.add_argument("--write", action="store_true", help="write the entries into the table")
-    parser.add_argument("--harmless", action="store_true", help="audit for the list of those that change no others")
     parser.add_argument(
         "--together", action="store_true", help="faster: change all settings at once, and do not tell which counts"
     )
@@ -36,14 +34,9 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="audit-") as folder:
         runner = ProbeRunner(Path(folder))
-        if args.harmless:
-            entries = audit_harmless(names, installed, runner, table)
-            table.harmless = {name: each for name, each in table.harmless.items() if name not in names} | entries
-            refused = len(entries) < len(names)
-        else:
-            entries = _audit(names, installed, runner, table, together=args.together)
-            table.packages |= entries
-            refused = any("refused" in each for each in entries.values())
+        entries = _audit(names, installed, runner, table, together=args.together)
+        table.packages |= entries
+        refused = any("refused" in each for each in entries.values())
     print(json.dumps(entries, indent=2))
     if args.write:
         table.write()
@@ -66,8 +59,6 @@ def _audit(
         for module, reasons in result.violations.items():
             for reason in reasons:
                 print(f"{result.name}: {module} {reason}", file=sys.stderr)
-        for reason in result.bound_by:
-            print(f"{result.name}: bound, as {reason}", file=sys.stderr)
     return {
         each.name: make_entry(each, table.packages.get(each.name, {}), installed, modules[each.name])
         for each in results

@@ -34,6 +34,11 @@ IGNORED_NAMES: dict[str, frozenset[str]] = {
     "joblib._multiprocessing_helpers": frozenset({"name"}),
     # The folder of sources for a check by its developers.
     "transformers.utils.auto_docstring": frozenset({"PATH_TO_TRANSFORMERS"}),
+    # Whether the root logger has handlers, which ranks compare.
+    **dict.fromkeys(
+        ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"),
+        frozenset({"_logger", "_root_logger"}),
+    ),
     # A cache of the parameters of classes, which filelock's own function for forks empties.
     "filelock._api": frozenset({"_INIT_PARAMETER_MODELS"}),
 }
@@ -77,13 +82,6 @@ _ALLOWED_ACTIONS: tuple[tuple[str, str], ...] = (
 
 SETTABLE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
 """Variables of native code that an import may set: how OpenMP is loaded and forked (scikit-learn)."""
-
-USED_PREFIXES: dict[str, str] = {
-    "fsspec.config": "FSSPEC_",
-    "diffusers.utils.import_utils": "COLAB_",
-    "networkx": "NETWORKX_",
-}
-"""Modules that read all variables but use only those with this prefix."""
 
 _PATTERNS = tuple((module, re.compile(pattern)) for module, pattern in _ALLOWED_ACTIONS)
 

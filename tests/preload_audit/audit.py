@@ -2,12 +2,12 @@
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
 same ranks, and *perturbed* plain ones first do what a program may do before. What an import does beyond defining
-modules is recorded (recorder.py, process_state.py), and the content of all modules is compared (state.py). What one
-distribution reads is recorded by interpreters that import only torch and this distribution.
+modules is recorded (recorder.py, process_state.py), and the content of all modules is compared (state.py). What a rank
+checks itself before it uses a preloaded module (core/rank/import_check.py) does not count.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -16,8 +16,8 @@ from typing import Any
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
 from tests.preload_audit.distributions import InstalledDistributions
-from tests.preload_audit.perturbations import PERTURBATIONS, TERMINAL
-from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, Stacks, diff_snapshots
+from tests.preload_audit.perturbations import PERTURBATIONS
+from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, diff_snapshots
 from tests.preload_audit.probe_runner import RANKS, ProbeFailed, ProbeRunner
 from tests.preload_audit.recorder import RANK_VARIABLE, SETS
 
@@ -27,16 +27,13 @@ _NATIVE_VARIABLE = re.compile(
 )
 """Variables that native code, Python or any program may read from the first line on: no import may set them."""
 
-_ORDER_ACTION = re.compile(r"moves \S+ random state|changes the warning filters|looks for .* in the working folder")
-"""Actions that have the same effect wherever a program begins with the import."""
+_CHECKED_ACTION = re.compile(
+    r"moves Python's random state|changes the warning filters|looks for .* in the working folder"
+)
+"""Actions that ranks redo or check."""
 
 ALWAYS_IMPORTED = ("torch", "torch._dynamo")
 """Imported for all ranks in any case (docs/performance.md): modules of torch have no violations."""
-
-_VARIABLE_FAMILY = re.compile(
-    r"((?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_DYNAMO|AOT_?INDUCTOR|INDUCTOR|SYMPY)_).*"
-)
-"""Variables of torch._dynamo, some hundreds, which change with its version: all with the prefix count as read."""
 
 _TORCH_PACKAGES = frozenset({"torch", "functorch", "torchgen"})
 _TORCH_FIRST = "torch's import before its own"
@@ -58,20 +55,13 @@ class AuditResult:
 
     Attributes:
         violations: by module: why it must not be preloaded.
-        bound_by: why it depends on what the program does before its import.
         tries: the modules that it imports where they are installed, and that are not installed here.
-        seeks: those that it only searches for.
     """
 
     name: str
     violations: Mapping[str, Sequence[str]]
-    bound_by: Sequence[str] = ()
-    variables: Sequence[str] = ()
-    sets: Sequence[str] = ()
     tries: Sequence[str] = ()
-    seeks: Sequence[str] = ()
     loads: Sequence[str] = ()
-    generators: Sequence[str] = ()
 
 
 class Audit:
@@ -92,8 +82,6 @@ class Audit:
         self._first = () if "torch" in modules else ALWAYS_IMPORTED
         self._modules = tuple(dict.fromkeys(chain.from_iterable(modules.values())))
         self._violations: _Reasons = {}
-        self._order_reasons: _Reasons = {}
-        self._generators: dict[str, set[str]] = {}
         self._unstable = set[Attribute]()  # attributes that differ in each process
         self._opaque = set[tuple[str, str]]()  # modules and the kinds of unreadable objects that were found in them
 
@@ -110,13 +98,6 @@ class Audit:
             self._baseline = baseline.result()
             self._always_imported = self._baseline.closure(self._first)
             ranks = [start(ranks=[number]) for number in RANKS]
-            # A value that was asked for is often kept (the folder for temporary files), so another distribution, or
-            # torch._dynamo, would hide which asks for it. Without variables, those that are asked for next are seen
-            # too.
-            isolated = {
-                name: [start(modules=modules, first=self._first[:1], bare=bare) for bare in (False, True)]
-                for name, modules in self._modules_by_name.items()
-            }
             compared = list(self._baseline.snapshots[0].modules)
             perturbed = {
                 title: start(perturbations=names, compared=compared) for title, names in self._perturbations.items()
@@ -128,10 +109,7 @@ class Audit:
             self._check_snapshots([each.result() for each in ranks], fork.result())
             for perturbation, each in perturbed.items():
                 self._check_perturbed(each, perturbation)
-            return [
-                self._make_result(name, modules, [each.result() for each in isolated[name]])
-                for name, modules in self._modules_by_name.items()
-            ]
+            return [self._make_result(name, modules) for name, modules in self._modules_by_name.items()]
 
     def _add_violation(self, module: str, reason: str) -> None:
         self._add(self._violations, module, reason)
@@ -154,9 +132,9 @@ class Audit:
             module = self._find_responsible(stack)
             if module is None:
                 continue
-            if _ORDER_ACTION.fullmatch(action):
-                self._add(self._order_reasons, module, action)
-            elif not action.startswith(SETS) or not may_be_set(action.removeprefix(SETS)):
+            if _CHECKED_ACTION.fullmatch(action):
+                continue
+            if not action.startswith(SETS) or not may_be_set(action.removeprefix(SETS)):
                 self._add_violation(module, action)
         for module, error in report.import_errors.items():
             self._add_violation(module, f"cannot be imported: {error}")
@@ -209,9 +187,7 @@ class Audit:
                     self._add_violation(module, f"keeps {kind} in {module}.{name}, which cannot be read")
         for (module, name), kinds in snapshot.generators.items():
             path = f"{module}.{name}"
-            if path in GENERATORS:  # reseeded in forks
-                self._generators.setdefault(module, set()).add(path)
-            else:
+            if path not in GENERATORS:  # those are reseeded in forks
                 self._add_violation(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {path}")
 
     def _check_perturbed(self, perturbed: Future[ProbeReport], perturbation: str) -> None:
@@ -225,18 +201,13 @@ class Audit:
         for module, reason in report.import_errors.items():
             if module not in self._baseline.import_errors:
                 self._add_violation(module, f"cannot be imported after {perturbation}: {reason}")
-        for name in report.loggers:
-            if not self._is_python(name) and name in self._baseline.files:
-                self._add(self._order_reasons, name, "logs at import")
         one, other = self._baseline.snapshots[0], report.snapshots[0]
         for module, name in diff_snapshots(one, other, only_common=perturbation == _TORCH_FIRST):
             is_stable = module not in self._always_imported and (module, name) not in self._unstable
             if is_stable and name not in allowed_differences.REMADE_NAMES.get(module, ()):
-                is_order = perturbation != _TORCH_FIRST and TERMINAL not in self._perturbations[perturbation]
-                reasons = self._order_reasons if is_order else self._violations
-                self._add(reasons, module, f"minds {perturbation} ({module}.{name})")
+                self._add_violation(module, f"minds {perturbation} ({module}.{name})")
 
-    def _make_result(self, name: str, modules: Sequence[str], isolated: Sequence[ProbeReport]) -> AuditResult:
+    def _make_result(self, name: str, modules: Sequence[str]) -> AuditResult:
         closure = self._baseline.closure(modules, self._always_imported)
         closure |= {each for each in modules if each in self._violations}
         violations = {each: list(self._violations[each]) for each in sorted(closure & self._violations.keys())}
@@ -244,32 +215,16 @@ class Audit:
             if each not in self._baseline.files and each not in violations:
                 violations[each] = ["is not there after its import"]
 
-        def is_own(stack: Stack) -> bool:
-            return stack[:1] != self._first[:1]
-
-        def merge(recorded: Iterable[Stacks]) -> set[str]:
-            """What was recorded while anything but torch's own import was executed."""
-            return {name for each in recorded for name, stacks in each.items() if any(map(is_own, stacks))}
-
-        absent = merge(each.absent_imports for each in isolated)
+        absent = {
+            each
+            for each, stacks in self._baseline.absent_imports.items()
+            if any(stack and stack[-1] in closure for stack in stacks)
+        }
         hidden = allowed_differences.HIDDEN_IMPORTS
         absent |= {name for each in closure & hidden.keys() for name in hidden[each]}
-        loaded = {name.partition(".")[0] for each in isolated for name in each.files}
-        actions = {action for each in isolated for stack, action in each.actions if is_own(stack)}
         return AuditResult(
             name=name,
             violations=violations,
-            bound_by=[
-                f"{each} {reason}"
-                for each in sorted(closure & self._order_reasons.keys())
-                for reason in self._order_reasons[each]
-            ],
-            variables=sorted(
-                {_VARIABLE_FAMILY.sub(r"\1*", each) for each in merge(each.variable_reads for each in isolated)}
-            ),
-            sets=sorted(each.removeprefix(SETS) for each in actions if each.startswith(SETS)),
             tries=sorted(absent),
-            seeks=sorted(merge(each.searches for each in isolated) - absent - loaded),
             loads=sorted(self._installed.find_owners(self._baseline.files.get(each, "") for each in closure) - {name}),
-            generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )

@@ -24,14 +24,12 @@ class ImportStack:
     Attributes:
         edges: by module: the modules that it imported while it was executed, loaded before or not.
         absent_imports: by module: the stacks in which an import failed, as no such module is installed.
-        searches: by top-level module: the stacks in which finders were asked for it.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.edges: dict[str, set[str]] = {}
         self.absent_imports: dict[str, dict[tuple[str, ...], None]] = {}
-        self.searches: dict[str, dict[tuple[str, ...], None]] = {}
         self._thread = _thread.get_ident()
 
     def install(self, on_module_start: Callable[[], None], on_module_end: Callable[[str], None]) -> None:
@@ -80,12 +78,6 @@ class ImportStack:
         _BOOTSTRAP._load_unlocked = _hide_from_warnings(wrapped_load)
         _BOOTSTRAP._gcd_import = _hide_from_warnings(wrapped_import)
         builtins.__import__ = _hide_from_warnings(wrapped_statement)
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Import finder: record what is searched for, before the other finders."""
-        if path is None and self.modules and name not in sys.stdlib_module_names:
-            self.searches.setdefault(name, {})[tuple(self.modules)] = None
 
     def _add_absent(self, name: str, error: ModuleNotFoundError) -> None:
         absent = error.name or ""

@@ -187,26 +187,22 @@ ACTIONS: dict[str, tuple[str, str]] = {
 }
 """Packages that do something that is recorded, and the expected violation."""
 
-ORDER_BOUND: dict[str, tuple[str, str]] = {
+MINDS: dict[str, tuple[str, str]] = {
     "as_decimal": ("import decimal\nX = decimal.Decimal(1) / 7", "minds Python's settings (as_decimal.X)"),
     "as_locale": ("import locale\nX = locale.setlocale(locale.LC_ALL)", "minds Python's settings (as_locale.X)"),
     "as_path": ("import sys\nX = sys.path[-1]", "minds Python's settings (as_path.X)"),
     "as_filters": ("import warnings\nX = len(warnings.filters)", "minds Python's settings (as_filters.X)"),
-    "as_folder": ("import os\nX = os.path.basename(os.getcwd())", "minds the working folder (as_folder.X)"),
-    "as_seed": ("import random\nX = random.random() < 2", "moves Python's random state"),
-    "filters": ("import warnings\nwarnings.simplefilter('ignore', BytesWarning)", "changes the warning filters"),
-    "beside": ("import os\nX = os.path.exists('settings.ini')", "looks for settings.ini in the working folder"),
+    "as_logging": ("import logging\nX = logging.root.level", "minds logging (as_logging.X)"),
 }
-"""Packages that may be imported before all else that a program does, and why not later."""
-
-NAMED_ORDER: dict[str, tuple[str, str]] = {
-    "as_default": ("import torch\nX = torch.get_default_dtype()", "torch's settings"),
-    "as_logging": ("import logging\nX = logging.root.level", "logging"),
-    "logs": ("import logging\nlogging.getLogger(__name__).info('here')", "logging"),
-}
-"""Packages that depend on what a program does before, which its source shows, and what that is."""
+"""Packages that depend on what a program does before, which a rank does not check, and what that is."""
 
 CLEAN: dict[str, str] = {
+    "as_folder": "import os\nX = os.path.basename(os.getcwd())",
+    "as_seed": "import random\nX = random.random() < 2",
+    "filters": "import warnings\nwarnings.simplefilter('ignore', BytesWarning)",
+    "beside": "import os\nX = os.path.exists('settings.ini')",
+    "as_default": "import torch\nX = torch.get_default_dtype()",
+    "logs": "import logging\nlogging.getLogger(__name__).info('here')",
     "plain": "import os\nX = [1, {'a': (2.5, 'x')}]\nclass A:\n  y = 1",
     "many_numbers": "N = list(range(1 << 12)), {n: -n for n in range(1 << 12)}",
     "library": "from ctypes.util import find_library\nL = find_library('c')",
@@ -242,7 +238,7 @@ CLEAN: dict[str, str] = {
     "sets_own": "import os\nos.environ.setdefault('MINE', '1')",
     "of_fork": "from plain import X\nimport logger",
 }
-"""Packages that may be imported wherever the program imports them."""
+"""Packages that may be preloaded: a rank checks or redoes what their imports depend on or change."""
 
 FILES: dict[str, dict[str, str]] = {
     "kept_folder": {

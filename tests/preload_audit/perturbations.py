@@ -1,4 +1,4 @@
-"""Perturbations: actions of a program before an import that must not change an order-free package.
+"""Perturbations: actions of a program before an import that a rank does not check, and that must not change a package.
 
 Standard library only; loaded by its path in the interpreters of an audit.
 """
@@ -11,36 +11,17 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 
 TERMINAL = "a terminal"
-
-
-def change_torch_settings(empty_folder: str) -> None:
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_default_device"):
-        torch.set_default_dtype(torch.float64)
-        torch.set_default_device("meta")
-        torch.set_grad_enabled(False)
-        torch.set_float32_matmul_precision("high")
 
 
 def set_up_logging(empty_folder: str) -> None:
     import io
     import logging
 
-    class Handler(logging.StreamHandler[io.StringIO]):
-        def emit(self, record: logging.LogRecord) -> None:
-            LOGGERS.append(record.name)
-
-    handler = Handler(io.StringIO())
-    logging.root.addHandler(handler)
+    logging.root.addHandler(logging.StreamHandler(io.StringIO()))
     logging.root.setLevel(1)
-
-
-LOGGERS: list[str] = []
-"""The loggers whose records reached the program's handler."""
 
 
 def change_python_settings(empty_folder: str) -> None:
@@ -81,9 +62,7 @@ def open_terminal(empty_folder: str) -> None:
 
 
 PERTURBATIONS: dict[str, Callable[[str], None]] = {
-    "torch's settings": change_torch_settings,
     "logging": set_up_logging,
-    "the working folder": os.chdir,
     "Python's settings": change_python_settings,
     TERMINAL: open_terminal,
 }

@@ -5,8 +5,7 @@ Run by a stub, as ``STUB REQUEST REPORT``: files of marshal, whose fields are th
 
 ``"plain"`` is what a program would be: the variables of a rank, a perturbation if any, then the imports. ``"fork"`` is
 what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
-then for each rank a fork, its variables, the fixups, and the imports again. ``"harmless"`` is plain too, and compares
-all modules that were loaded before and after the last imports.
+then for each rank a fork, its variables, the fixups, and the imports again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     )
 
     class Request(TypedDict):
-        kind: Literal["plain", "fork", "harmless"]
+        kind: Literal["plain", "fork"]
         first: list[str]  # modules that are imported for all ranks in any case: torch
         modules: list[str]  # the audited modules
         last: list[str]  # modules to import after these
@@ -84,7 +83,7 @@ class Probe:
         os.environ.pop("PYTHONPATH", None)
         self.imports = import_stack.ImportStack()
         folders = [request["program_folder"], os.getcwd()]
-        self.recorder = recorder.Recorder(self.imports, fork_fixups.RANK_READERS, allowed_differences, folders)
+        self.recorder = recorder.Recorder(self.imports, fork_fixups, allowed_differences, folders)
         self.import_errors: dict[str, str] = {}
         if not self.forks:
             self._set_up_rank(request["ranks"][0])
@@ -102,21 +101,11 @@ class Probe:
     def run(self) -> None:
         if self.forks:
             snapshots = self._run_forks()
-        elif self.request["kind"] == "harmless":
-            snapshots = self._run_harmless()
         else:
             self._import_first()
             self._import(self.request["modules"] + self.request["last"])
             snapshots = [self._make_snapshot(self._list_compared())]
         self._write_report(snapshots)
-
-    def _run_harmless(self) -> list[dict[str, Any]]:
-        self._import_first()
-        self._import(self.request["modules"])
-        before = self._make_snapshot([name for name in list(sys.modules) if not name.startswith(("_cython_", "__m"))])
-        unchanged = self._make_snapshot(before["modules"])
-        self._import(self.request["last"])
-        return [before, unchanged, self._make_snapshot(before["modules"])]
 
     def _run_forks(self) -> list[dict[str, Any]]:
         gc.disable()
@@ -223,12 +212,9 @@ class Probe:
             "edges": self.imports.edges,
             "import_errors": self.import_errors,
             "actions": self.recorder.actions,
-            "variable_reads": self.recorder.variable_reads,
             "state_changes": self.recorder.state_changes,
             "absent_imports": self.imports.absent_imports,
-            "searches": self.imports.searches,
             "files": files,
-            "loggers": sorted(set(perturbations.LOGGERS)),
             "snapshots": snapshots,
         }
         _write(self.report_path, report)

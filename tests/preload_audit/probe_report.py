@@ -38,12 +38,9 @@ class ProbeReport:
     edges: Mapping[str, Collection[str]]
     import_errors: Mapping[str, str]
     actions: Collection[tuple[Stack, str]]
-    variable_reads: Stacks
     state_changes: Stacks
     absent_imports: Stacks
-    searches: Stacks
     files: Mapping[str, str]
-    loggers: Sequence[str]
     snapshots: Sequence[Snapshot]
 
     @classmethod

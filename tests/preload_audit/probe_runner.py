@@ -17,9 +17,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _TIMEOUT_S = 900.0
 _STACK_BYTES = 1 << 28  # deeply nested values are read by recursion
 
-_NEEDED_VARIABLES = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
-"""Variables that Python itself and the C library need."""
-
 _STUB = """import sys
 sys.path.pop(0)
 HOME = {home!r}
@@ -88,12 +85,8 @@ class ProbeRunner:
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
         perturbations: Sequence[str] = (),
-        bare: bool = False,
     ) -> ProbeReport:
-        """Import modules in one interpreter (``probe.Request`` describes how); ProbeFailed if it fails.
-
-        ``bare``: with no other variables than Python and the C library need.
-        """
+        """Import modules in one interpreter (``probe.Request`` describes how); ProbeFailed if it fails."""
         number = next(self._numbers)
         request_path, report_path = (self._folder / f"{number}.{name}" for name in ("request", "report"))
         request = {
@@ -111,8 +104,7 @@ class ProbeRunner:
         request_path.write_bytes(marshal.dumps(request))
         stub = self._folder / "program" / f"{'zygote' if kind == 'fork' else 'train'}.py"
         removed = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *make_rank_variables(0)}
-        kept = _NEEDED_VARIABLES if bare else os.environ.keys() - removed
-        environ = {name: value for name, value in os.environ.items() if name in kept}
+        environ = {name: value for name, value in os.environ.items() if name not in removed}
         environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._getenv_tracer)}
         output_path = self._folder / f"{number}.output"
         with output_path.open("wb") as output:

@@ -65,17 +65,21 @@ class Recorder:
 
     Attributes:
         actions: the stack of modules, and what was done ("makes a temporary folder").
-        variable_reads: by variable: the stacks in which it was read by its name, except reads that a fork repairs.
         state_changes: by process state that is compared at the end only: the stacks in which it was changed.
     """
 
-    def __init__(
-        self, imports: import_stack.ImportStack, repaired: frozenset[str], allowed: ModuleType, folders: list[str]
-    ):
-        """``allowed``: allowed_differences.py. ``folders``: the script's and the working one, not to be looked into."""
-        self._imports, self._repaired, self._allowed, self._folders = imports, repaired, allowed, folders
+    def __init__(self, imports: import_stack.ImportStack, fixups: ModuleType, allowed: ModuleType, folders: list[str]):
+        """Create a recorder.
+
+        Args:
+            imports: the modules whose imports run.
+            fixups: fork_fixups.py.
+            allowed: allowed_differences.py.
+            folders: the script's and the working one, not to be looked into.
+        """
+        self._imports, self._allowed, self._folders = imports, allowed, folders
+        self._repaired, self._prefix_readers = fixups.RANK_READERS, fixups.PREFIX_READERS
         self.actions: dict[tuple[tuple[str, ...], str], None] = {}
-        self.variable_reads: dict[str, dict[tuple[str, ...], None]] = {}
         self.state_changes: dict[str, dict[tuple[str, ...], None]] = {}
         self._shared_files = set[str]()  # files whose memory forks would share
         self.is_paused = False
@@ -83,9 +87,9 @@ class Recorder:
 
     def record(self, action: str, stack: tuple[str, ...] | None = None) -> None:
         stack = tuple(self._imports.modules) if stack is None else stack
-        if action == WHOLE and stack and (prefix := self._allowed.USED_PREFIXES.get(stack[-1])):
-            self.variable_reads.setdefault(f"{prefix}*", {})[stack] = None
-        elif stack and not self.is_paused and not self._allowed.is_allowed(action, stack):
+        if action == WHOLE and stack and stack[-1] in self._prefix_readers:
+            return
+        if stack and not self.is_paused and not self._allowed.is_allowed(action, stack):
             self.actions[stack, action] = None
 
     def record_change(self, state: str) -> None:
@@ -118,18 +122,13 @@ class Recorder:
         if self._is_active():
             name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
             reader = _find_caller({"os", "_collections_abc", "collections.abc", "environment"})
-            if not RANK_VARIABLE.fullmatch(name):
-                self.variable_reads.setdefault(name, {})[tuple(self._imports.modules)] = None
-            elif reader not in self._repaired:
+            if RANK_VARIABLE.fullmatch(name) and reader not in self._repaired:
                 self.record(f"reads {name}")
 
     def on_native_variable_read(self, name: str) -> None:
         """Called when native code has read a variable."""
-        if self._is_active():
-            if RANK_VARIABLE.fullmatch(name):
-                self.record(f"reads {name} in native code")
-            else:
-                self.variable_reads.setdefault(name, {})[tuple(self._imports.modules)] = None
+        if self._is_active() and RANK_VARIABLE.fullmatch(name):
+            self.record(f"reads {name} in native code")
 
     def record_shared_memory(self) -> None:
         """Record memory that forks would share and that was mapped since the last call."""

@@ -187,7 +187,16 @@ NO_VARIABLES = {
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
-    *("FI_", "TP_", "UCX_"),
+    *("FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
+    *(
+        "KMP_DUPLICATE_LIB_OK",
+        "KMP_INIT_AT_FORK",
+        "OPENBLAS_MAIN_FREE",
+        "AZURE_LOG_LEVEL",
+        "TOKENIZERS_LOG",
+        "NO_COLOR",
+    ),
+    *("HF_XET", "I_MPI", "INTEL_LIB", "JE_ARROW", "LRU_CACHE", "COMPILE_STROBELIGHT"),  # read by libraries
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job, left for sbatch
     *("INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"),  # events of sbatch's mail
     *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"),

@@ -13,7 +13,7 @@ from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.inspect.diagnosis import inspection as hangs
 from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
-from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
+from ddplaunch.features.runs.run_record import AttemptRecord, MismatchRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.features.sidecars.node import SidecarExited, SidecarListening, SidecarStarted
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
@@ -82,7 +82,7 @@ def _make_inspection() -> hangs.Inspection:
 
 
 def _make_record() -> RunRecord:
-    attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),))
+    attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),), mismatches=(MismatchRecord("", "", ""),))
     return RunRecord("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
 
 

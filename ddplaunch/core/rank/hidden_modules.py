@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank import import_recorder
+    from ddplaunch.core.rank import import_effects, import_recorder
+    from ddplaunch.core.rank.import_effects import ImportSummary
     from ddplaunch.core.rank.import_recorder import ImportRecorder
 else:
+    import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
 
 
@@ -43,6 +45,7 @@ class HiddenModules:
             namespace.pop(name.rpartition(".")[2], None)
         self.names = record.initial.union(self.modules)  # those of a rank when its program starts, shown or hidden
         self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
+        self.included: set[str] = set()  # those that came with a module which imports them
         self._undo_changes()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
@@ -96,7 +99,7 @@ class HiddenModules:
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
 
-    def summarize(self, name: str) -> tuple[set[str], import_recorder.ImportSummary]:
+    def summarize(self, name: str) -> tuple[set[str], ImportSummary]:
         """Return what a module's import loads, and what those imports have done that are still hidden."""
         record = self.record
         if name in record.summaries:
@@ -106,7 +109,7 @@ class HiddenModules:
         else:
             closure = record.closure(name)
         new = [each for each in list(self.modules) if each in closure]
-        return closure, import_recorder.ImportSummary(new, record.effects, record.native)
+        return closure, import_effects.ImportSummary(new, record.effects, record.native)
 
     def show(self) -> None:
         """Make the modules visible again, in a fork that serves the store."""

@@ -9,17 +9,19 @@ import _imp
 import os
 import sys
 from _frozen_importlib import BuiltinImporter, ModuleSpec
+from _io import FileIO
 from _operator import is_ as _is
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
-    from ddplaunch.core.rank import import_recorder, inspection_endpoint, rank_exit
+    from ddplaunch.core.rank import import_effects, import_recorder, inspection_endpoint, rank_exit
     from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_recorder import ImportSummary
+    from ddplaunch.core.rank.import_effects import ImportSummary
 else:
+    import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")  # noqa: F821
     rank_exit = load_private_module("core/rank/rank_exit")  # noqa: F821
@@ -37,20 +39,24 @@ _THREAD_POOLS = frozenset(
 )
 """Modules in native code that count the CPUs of the process as they are loaded."""
 
-_OF_THREAD_POOLS = tuple("gomp_ goto_ kmp_ mkl_ omp_ openblas_".upper().split())
+LIBRARY_SCANNERS = ("threadpoolctl",)
+"""Modules whose functions change all native libraries that are loaded: plain Python would have fewer then."""
+
+_METADATA = (".dist-info", ".egg-info")
+
+OF_THREAD_POOLS = tuple("gomp_ goto_ kmp_ mkl_ omp_ openblas_".upper().split())
 """Beginnings of the variables that they read, and no other native code does."""
 
 
 class ImportCheck:
     """Finds what differs in one rank; created before its program starts."""
 
-    def __init__(self, hidden: HiddenModules, job_variables: Collection[str]) -> None:
-        """``job_variables``: the names of variables that each rank gets."""
+    def __init__(self, hidden: HiddenModules) -> None:
         self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
-        self._job_variables = frozenset(job_variables) - hidden.settings.keys()
         self.environment = {**native_environment(), **hidden.settings}  # as it is expected; imports change it
         self.lists = _comparable_lists(hidden.every)  # the same
         self._import = sys.modules["builtins"].__dict__["__import__"]
+        self._random_state = import_recorder.random_state(hidden.every)
         self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
 
     def find_difference(self, closure: set[str], summary: ImportSummary) -> str | None:
@@ -59,6 +65,7 @@ class ImportCheck:
         ``closure``: the modules that it would load; ``summary``: what those do that are still hidden.
         """
         checks = [self._find_other_module(closure), self._find_other_origin(summary), self._find_variable(summary)]
+        checks.append(self._find_distribution(summary))
         if summary.packages:
             checks += [
                 self._find_native_state(summary.native),
@@ -67,6 +74,7 @@ class ImportCheck:
                 self._find_filter(summary),
                 self._find_logger(summary),
                 self._find_function(summary),
+                self._find_random_state(summary),
                 self._find_torch_setting(summary),
             ]
         return next(filter(None, checks), None)
@@ -99,15 +107,29 @@ class ImportCheck:
                     return f"{top} is {_show_origin(origin)}, not {_show_origin(record.origins[top])}"
         return None
 
+    def _find_distribution(self, summary: ImportSummary) -> str | None:
+        """Find other metadata of a distribution that the imports ask for, in a folder that the zygote had not."""
+        for folder in [each for each in sys.path if each not in self._record.path] if summary.distributions else ():
+            for entry in list_folder(folder):
+                if entry.endswith(_METADATA):
+                    name = import_recorder.distribution_key(entry.rpartition(".")[0].partition("-")[0])
+                    is_plugin = "" in summary.distributions and _has_plugins(os.path.join(folder, entry))
+                    if name in summary.distributions or is_plugin:
+                        return f"{os.path.join(folder, entry)} has other metadata"
+        return None
+
     def _find_variable(self, summary: ImportSummary) -> str | None:
         seen, now = summary.variables, _variables()
         if import_recorder.WORKING_FOLDER in seen:
             folder, before = import_recorder.current_folder(), seen[import_recorder.WORKING_FOLDER]
             if folder != before:
                 return f"the working folder is {folder}, not {before}"
-        changed = {*now, *self.environment, *summary.present} - self._job_variables - {import_recorder.WORKING_FOLDER}
+        changed = {*now, *self.environment, *summary.present} - {import_recorder.WORKING_FOLDER}
         for name in sorted(each for each in changed if each in seen and now.get(each) != seen[each]):
             return f"{name} is {_show_value(now.get(name))}, not {_show_value(seen[name])}"
+        for name in sorted(each for each in changed if each.startswith(summary.prefixes)):
+            if now.get(name) != self.environment.get(name):
+                return f"{name} is {_show_value(now.get(name))}, not {_show_value(self.environment.get(name))}"
         return None
 
     def _find_native_state(self, native: frozenset[str]) -> str | None:
@@ -117,12 +139,15 @@ class ImportCheck:
         now, before = native_environment(), self.environment
         makes_threads = not native.isdisjoint(_THREAD_POOLS)
         for name in sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
-            if self._hidden.native_reads.fullmatch(name) and (makes_threads or not name.startswith(_OF_THREAD_POOLS)):
+            if self._hidden.native_reads.fullmatch(name) and (makes_threads or not name.startswith(OF_THREAD_POOLS)):
                 return f"{name} is {_show_value(now.get(name))}, not {_show_value(before.get(name))}"
         if makes_threads and os.sched_getaffinity(0) != self._affinity:
             return "the CPUs of the process are others"
         if sys.getdlopenflags() != self._dlopen_flags:
             return "sys.setdlopenflags was called"
+        found = [each for each in LIBRARY_SCANNERS if each in sys.modules and each not in self._hidden.included]
+        if makes_threads and found:
+            return f"{found[0]} was imported before, which changes all libraries that are loaded"
         return None
 
     def _find_hook(self, summary: ImportSummary) -> str | None:
@@ -160,6 +185,10 @@ class ImportCheck:
         if logging is None:
             return None
         loggers, root = logging.root.manager.loggerDict, logging.root
+        for name, had_handlers in summary.handlers.items():
+            parts = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
+            if any(getattr(each, "handlers", ()) for each in (root, *map(loggers.get, parts))) != had_handlers:
+                return f"the logger {name} has other handlers"
         for name in [each for each in list(loggers) if each in summary.loggers]:
             if loggers[name] is not summary.loggers[name] and not hasattr(loggers[name], "loggerMap"):
                 return f"the logger {name} exists"
@@ -170,6 +199,12 @@ class ImportCheck:
             if (root.manager.disable < level and level >= effective) != was_enabled:
                 return f"the level of the logger {name} is another"
         return None
+
+    def _find_random_state(self, summary: ImportSummary) -> str | None:
+        """Find that the program has seeded or used a generator from which an import takes a number."""
+        if not summary.moves_random or import_recorder.random_state(sys.modules) in (None, self._random_state):
+            return None
+        return "random was seeded or used before"
 
     def _find_function(self, summary: ImportSummary) -> str | None:
         """Find a replaced function or class in a module that new ones import, or that Python starts with.
@@ -184,7 +219,7 @@ class ImportCheck:
                 except KeyError:
                     now = ()
                 if not _are_same(now, before) and (
-                    import_recorder.is_stdlib(name) or self._is_kept(summary.new, now, before)
+                    import_effects.is_stdlib(name) or self._is_kept(summary.new, now, before)
                 ):
                     return f"{name} was patched"
         return None
@@ -227,15 +262,28 @@ def native_environment() -> dict[str, str]:
 
 def _list_names(folders: list[str]) -> set[str] | None:
     """Return the names that these entries of ``sys.path`` may have modules of; None if one is an archive."""
-    names: set[str] = set()
-    for folder in folders:
-        try:
-            names.update(each.partition(".")[0] for each in os.listdir(folder))
-        except NotADirectoryError:
-            return None
-        except OSError:
-            pass
-    return names
+    if any(map(os.path.isfile, folders)):
+        return None
+    return {entry.partition(".")[0] for folder in folders for entry in list_folder(folder)}
+
+
+def list_folder(folder: str) -> list[str]:
+    """List the entries of a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _has_plugins(metadata: str) -> bool:
+    """Whether a distribution has entry points that are not commands."""
+    try:
+        with FileIO(os.path.join(metadata, "entry_points.txt")) as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return False
+    groups = {line.strip() for line in lines if line.startswith(b"[")}
+    return not groups <= {b"[console_scripts]", b"[gui_scripts]"}
 
 
 def _is_own(finder: object) -> bool:

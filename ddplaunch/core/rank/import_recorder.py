@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from ddplaunch.core.rank import import_effects
+    from ddplaunch.core.rank.import_effects import Effects, ImportSummary
+
     Namespace = dict[str, Any]
     """The attributes of a module."""
 
     Snapshot = tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], tuple[object, ...]], tuple[object, ...]]
     """A namespace, a getter of its functions and classes, and what the getter returned."""
 
-    ExitHandler = tuple[Callable[..., object], tuple[object, ...], Mapping[str, object]]
-    """A function with its arguments."""
+else:
+    import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
 
 FILTERS, FINDERS, PATH_HOOKS = "warnings.filters", "sys.meta_path", "sys.path_hooks"
 """Lists that imports change, as they are named in messages."""
@@ -70,71 +73,19 @@ class _Builtin:
         return self.function(*args, **named)
 
 
-class Effects:
-    """What the import of one module has done outside the module itself."""
-
-    __slots__ = ("asked", "exits", "files", "levels", "lists", "loaded", "loggers", "reads", "variables", "warned")
-
-    def __init__(self) -> None:
-        self.loaded: dict[str, None] = {}  # the modules that it has imported, whether they were new or not
-        self.asked: set[str] = set()  # the top-level names that were searched for, also in vain
-        self.reads: dict[str, str | None] = {}  # environment variables that Python code has read, with their values
-        self.files: set[str] = set()  # paths outside the installation that were opened or examined
-        self.levels: dict[tuple[str, int], bool] = {}  # whether loggers were enabled for a level
-        self.variables: dict[str, tuple[str | None, str | None]] = {}  # changed: values before and after
-        self.lists: list[tuple[str, list[Any], list[Any]]] = []  # lists that it has changed, with their items
-        self.loggers: Namespace = {}  # those that it has made, by name
-        self.warned = False  # it has emitted a warning, shown or not
-        self.exits: list[ExitHandler] = []  # what it has registered with atexit
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether it has changed something that is redone in a rank."""
-        return bool(self.variables or self.lists or self.loggers or self.exits)
-
-
-class ImportSummary:
-    """What the imports of several modules have done that are handed over together.
-
-    Made in the zygote where possible: to look at a Python object in a rank copies the memory page that it is in.
-    """
-
-    def __init__(self, new: list[str], effects: Mapping[str, Effects], native: Collection[str]) -> None:
-        """``new``: the modules in the order of their loading; ``native``: all those in native code."""
-        self.new = new
-        all_effects = [effects[each] for each in new if each in effects]
-        own = [each for each in new if not is_stdlib(each)]
-        self.packages = frozenset(own)  # those outside the standard library
-        self.native = frozenset(each for each in new if each in native)
-        self.changing = frozenset(each for each in new if each in effects and effects[each].has_changes)
-        self.asked = frozenset[str]().union(*(each.asked for each in all_effects))
-        self.used = frozenset[str]().union(*(each.loaded for each in all_effects))
-        self.files = frozenset[str]().union(*(each.files for each in all_effects))
-        self.warned = any(each.warned for each in all_effects)
-        self.loggers = {name: logger for each in all_effects for name, logger in each.loggers.items()}
-        self.levels = {key: enabled for each in all_effects for key, enabled in each.levels.items()}
-        others = [effects[each] for each in own if each in effects and each.partition(".")[0] != "torch"]
-        self.uses_torch = any("torch" in each.loaded for each in others)
-        self.variables: dict[str, str | None] = {}  # that they read, with the values before their own changes
-        for each in all_effects:
-            for name, (before, _) in each.variables.items():
-                self.variables.setdefault(name, before)
-        for each in all_effects:
-            for name, value in each.reads.items():
-                self.variables.setdefault(name, value)
-        self.present = frozenset(name for name, value in self.variables.items() if value is not None)
-
-
 class ImportRecorder:
     """Records imports from its creation until ``finish``, by replacing the functions that they call."""
 
     def __init__(self, initial: Collection[str]) -> None:
         """``initial``: the modules of a fresh interpreter, which ranks have from the start."""
         self.initial = frozenset(initial)
-        self.effects: dict[str, Effects] = {"": Effects()}  # by module; "" is the zygote's own code
+        self.repaired: Collection[str] = ()  # modules that are repaired in each rank: they may read any variable
+        self.prefix_readers: Mapping[str, str] = {}  # modules that read all variables with a prefix
+        self.effects: dict[str, Effects] = {"": import_effects.Effects()}  # by module; "" is the zygote's own code
         self._running = [""]  # names of the modules whose imports run, the innermost last
         self._clock = 0
         self._listed: list[str] = []
+        self._random_state: object = None
         self._sees_warnings = False
         self._begun: dict[str, int] = {}
         self._ended: dict[str, int] = {}
@@ -156,6 +107,7 @@ class ImportRecorder:
         self._replace(os, "getcwd", self._record_getcwd)
         self._replace(sys.modules.get("atexit") or __import__("atexit"), "register", self._record_exit)
         environ_type: Any = type(os.environ)
+        self._replace(PathFinder, "find_distributions", self._record_distribution)
         self._replace(environ_type, "__getitem__", self._record_read)
         self._replace(environ_type, "__iter__", self._record_listing)
         self._replace(environ_type, "__setitem__", self._record_assignment)
@@ -167,7 +119,7 @@ class ImportRecorder:
         function = hide_frames(make(real)) if hides_frame else make(real)
         if type(real) is _BUILTIN and name != "__import__":
             function = self._builtins.setdefault(id(real), _Builtin(function, real))  # io.open is builtins.open
-        self._undo.append((owner, name, real))
+        self._undo.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else real))
         setattr(owner, name, function)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -203,6 +155,7 @@ class ImportRecorder:
             loggers = logging.root.manager.loggerDict
             if not self._logger_count:
                 self._replace(logging.Logger, "isEnabledFor", self._record_level)
+                self._replace(logging.Logger, "hasHandlers", self._record_handlers)
             if len(loggers) > self._logger_count:
                 top.loggers.update({name: loggers[name] for name in list(loggers)[self._logger_count :]})
             self._logger_count = max(1, len(loggers))
@@ -216,18 +169,25 @@ class ImportRecorder:
             self._known.update(new)
             top.loaded.update(dict.fromkeys(reversed(new)))
 
+    def _note_random_state(self) -> None:
+        state = random_state(sys.modules)
+        if state != self._random_state:
+            self._top.moves_random = self._random_state is not None
+            self._random_state = state
+
     def _record_load(self, real: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         def _find_and_load(name: str, import_: Any) -> Any:
             self._note_changes()
             self._top.loaded[name] = None
             self._running.append(name)
-            self.effects.setdefault(name, Effects())
+            self.effects.setdefault(name, import_effects.Effects())
             self._clock += 1
             self._begun.setdefault(name, self._clock)
             try:
                 return real(name, import_)
             finally:
                 self._note_changes()
+                self._note_random_state()
                 self._running.pop()
                 self._clock += 1
                 self._ended.setdefault(name, self._clock)
@@ -253,9 +213,12 @@ class ImportRecorder:
     def _record_file(self, real: Any) -> Any:
         def probe(path: Any, *args: Any, **named: Any) -> Any:
             if type(path) is str or hasattr(path, "__fspath__"):
-                text = os.path.join(self._cwd, os.fsdecode(path))
+                given = os.fsdecode(path)
+                text = os.path.join(self._cwd, given)
                 if not text.startswith(self._installation):
                     self._top.files.add(text)
+                    if not given.startswith(os.sep):
+                        self._top.reads.setdefault(WORKING_FOLDER, self._cwd)
             return real(path, *args, **named)
 
         return probe
@@ -271,7 +234,7 @@ class ImportRecorder:
         def __getitem__(environ: Any, name: Any) -> Any:
             if self._listed and self._listed[-1] == name:
                 self._listed.pop()
-            elif type(name) is str:
+            elif type(name) is str and self._running[-1] not in self.repaired:
                 self._listed = []
                 self._top.reads.setdefault(name, _decode(environ._data.get(os.fsencode(name))))
             return real(environ, name)
@@ -287,6 +250,13 @@ class ImportRecorder:
             return iter(names)
 
         return __iter__
+
+    def _record_distribution(self, real: Any) -> Any:
+        def find_distributions(context: Any = None) -> Any:
+            self._top.distributions.add(distribution_key(getattr(context, "name", None) or ""))
+            return real() if context is None else real(context)
+
+        return find_distributions
 
     def _record_exit(self, real: Any) -> Any:
         def register(function: Any, *args: Any, **named: Any) -> Any:
@@ -318,6 +288,13 @@ class ImportRecorder:
 
         return isEnabledFor
 
+    def _record_handlers(self, real: Any) -> Any:
+        def hasHandlers(logger: Any) -> bool:
+            self._top.handlers[logger.name] = result = bool(real(logger))
+            return result
+
+        return hasHandlers
+
     def stop(self) -> None:
         """Stop recording."""
         self._note_changes()
@@ -327,6 +304,8 @@ class ImportRecorder:
     def finish(self) -> None:
         """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
         self.stop()
+        for name in self.prefix_readers.keys() & self.effects.keys():
+            self.effects[name].prefix = self.prefix_readers[name]
         every = self.effects.values()
         asked = set[str]().union(*(each.asked for each in every))
         self.origins = {name: _loaded_origin(sys.modules.get(name)) or find_origin(name) for name in asked}
@@ -334,7 +313,7 @@ class ImportRecorder:
         self.path = {each: file_state(each, is_folder=True) for each in sys.path}
         self.late_children = {name: namespace for name in sys.modules if (namespace := self._find_late_parent(name))}
         self.functions = {
-            name: list(_snapshot_module(name, module, with_classes=is_stdlib(name)))
+            name: list(_snapshot_module(name, module, with_classes=import_effects.is_stdlib(name)))
             for name, module in list(sys.modules.items())
             if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__")
         }
@@ -344,7 +323,7 @@ class ImportRecorder:
         for name in self.effects[""].loaded.keys() & set(preloaded):
             closure = self.closure(name)
             new = [each for each in preloaded if each in closure]
-            self.summaries[name] = closure, ImportSummary(new, self.effects, self.native)
+            self.summaries[name] = closure, import_effects.ImportSummary(new, self.effects, self.native)
 
     def _restore(self) -> None:
         """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
@@ -355,7 +334,7 @@ class ImportRecorder:
         for module_name, module in list(sys.modules.items()):
             namespace = getattr(module, "__dict__", {})
             spaces: list[tuple[Any, Any]] = [(module, namespace)]
-            if is_stdlib(module_name):
+            if import_effects.is_stdlib(module_name):
                 spaces += [(each, each.__dict__) for each in namespace.values() if type(each) is type]
             for kept_in, space in spaces:
                 if not wrappers.keys().isdisjoint(map(id, space.values())):
@@ -409,14 +388,9 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
     return None if found is None else tuple(found.submodule_search_locations or ())
 
 
-def is_stdlib(name: str) -> bool:
-    """Whether a module is of the standard library."""
-    return name.partition(".")[0] in sys.stdlib_module_names
-
-
 def _is_native(name: str) -> bool:
     """Whether a loaded module is a library in native code, and not of the standard library."""
-    return not is_stdlib(name) and str(_loaded_origin(sys.modules[name])).endswith(".so")
+    return not import_effects.is_stdlib(name) and str(_loaded_origin(sys.modules[name])).endswith(".so")
 
 
 def _loaded_origin(module: object) -> object:
@@ -440,6 +414,17 @@ def file_state(path: str, *, is_folder: bool = False) -> tuple[int, ...] | None:
     if found.st_mode & 0o170000 == 0o40000 and not is_folder:
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def random_state(modules: Mapping[str, Any]) -> object:
+    """Return the state of the generator of the module random; None if that is not among ``modules``."""
+    generator = getattr(modules.get("random"), "_inst", None)
+    return None if generator is None else generator.getstate()
+
+
+def distribution_key(name: str) -> str:
+    """Return the name of a distribution in the form in which two spellings of it are equal."""
+    return name.lower().replace("-", "_").replace(".", "_")
 
 
 def _decode(value: bytes | None) -> str | None:

@@ -22,13 +22,13 @@ from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import Any
 
     from ddplaunch.core.rank import hidden_modules, import_check, import_recorder, inspection_endpoint
     from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_recorder import Effects
+    from ddplaunch.core.rank.import_effects import Effects, ImportSummary
 else:
     hidden_modules = load_private_module("core/rank/hidden_modules")  # noqa: F821
     import_check = load_private_module("core/rank/import_check")  # noqa: F821
@@ -39,20 +39,17 @@ else:
 class ModuleHandover:
     """Hands the hidden modules over in one rank, from its creation, before the program starts, on."""
 
-    def __init__(
-        self, hidden: HiddenModules, job_variables: Collection[str], start_over: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, hidden: HiddenModules, start_over: Callable[[str, str], None]) -> None:
         """Begin.
 
         Args:
             hidden: the modules; this rank's own from now on.
-            job_variables: names of variables that each rank gets.
             start_over: gets the name of a module and what differs; returns only if this process cannot start over, and
                 has to go on with the module as it is.
         """
         self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
         self._start_over, self._lock = start_over, RLock()
-        self._check = import_check.ImportCheck(hidden, job_variables)
+        self._check = import_check.ImportCheck(hidden)
         os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
         hidden.hide_again()
         hidden.replace_import(self._hand_over)
@@ -76,7 +73,7 @@ class ModuleHandover:
                 self._start_over(name, differs)  # Python code may have registered operators in torch's native code
             return self._reveal(name, summary)
 
-    def _reveal(self, name: str, summary: import_recorder.ImportSummary) -> ModuleType:
+    def _reveal(self, name: str, summary: ImportSummary) -> ModuleType:
         effects: list[Effects] = []
         for each in summary.new:
             if (module := self._modules.get(each)) is None:
@@ -84,6 +81,8 @@ class ModuleHandover:
             sys.modules[each] = module
             self._modules.pop(each, None)  # not before: a signal handler may import what needs it
             self._hidden.taken.append(each)
+            if each != name:
+                self._hidden.included.add(each)
             if each in summary.changing:
                 effects.append(self._record.effects[each])
             if (namespace := self._record.late_children.get(each)) is not None:

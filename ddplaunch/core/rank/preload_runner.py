@@ -71,14 +71,12 @@ def _import(config: ZygoteConfig, make_auditor: Callable[[], Auditor]) -> tuple[
     return None, None
 
 
-def why_not_forkable(config: ZygoteConfig, failed: str | None, shadow: str | None) -> str | None:
-    """Return why this process must not be forked as a rank; ``shadow``: a user file named like a loaded module."""
+def why_not_forkable(config: ZygoteConfig, failed: str | None) -> str | None:
+    """Return why this process must not be forked as a rank; ``failed``: why the imports are not as expected."""
     if not config["forks"]:
         return None
     if failed:
         return failed
-    if shadow:
-        return f"{shadow} has the name of a module that is imported already"
     try:
         probe = os.fork()  # OpenBLAS stops its threads before a fork and restarts them when it computes
         if probe == 0:

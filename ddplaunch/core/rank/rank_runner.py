@@ -129,7 +129,7 @@ class RankRunner:
     def _begin_handover(self, hidden: hidden_modules.HiddenModules) -> None:
         handover, rank_restart = map(load_private_module, ("core/rank/module_handover", "core/rank/rank_restart"))
         restart = rank_restart.RankRestart(self.job, self._fds, self.endpoint, __file__)
-        handover.ModuleHandover(hidden, self.job["env"], restart.start_over)
+        handover.ModuleHandover(hidden, restart.start_over)
 
     def _begin_side(self, file: str, settings: Mapping[str, object]) -> None:
         side = load_private_module(file).Side(self, **settings)

@@ -109,6 +109,8 @@ def main() -> RankStart:
     cleanup = atexit_cleanup.AtexitCleanup()
     fork_fixups = rank_runner.load_private_module(config["fork_fixups"]) if config["fork_fixups"] else None
     environ, auditors = dict(os.environ), list["Auditor"]()
+    if fork_fixups is not None:
+        recorder.repaired, recorder.prefix_readers = fork_fixups.RANK_READERS, fork_fixups.PREFIX_READERS
 
     def make_auditor() -> Auditor:
         auditor_type = rank_runner.load_private_module(config["import_auditor"]).ImportAuditor
@@ -121,16 +123,14 @@ def main() -> RankStart:
         cleanup.run()
         zygote_channel.send_message(control, {"op": "import_failed", "message": user_error})
         os._exit(0)
-    unsafe = preload_runner.why_not_forkable(
-        config, failed, _find_shadowed(config["sys_path_0"], *config["import_dirs"])
-    )
+    unsafe = preload_runner.why_not_forkable(config, failed)
     if unsafe:
         for auditor in auditors:
             auditor.restore(environ)
     recorder.stop() if unsafe or not config["forks"] else recorder.finish()
     gc.freeze()
     if server:
-        control, config = server.serve(not unsafe, _find_shadowed, cleanup)  # returns in a fork for each run
+        control, config = server.serve(not unsafe, cleanup)  # returns in a fork for each run
         cleanup.is_shared = True
         if server.runs_served:
             began = time.monotonic()
@@ -186,16 +186,6 @@ def _make_server(server_config: ServerConfig, config: ZygoteConfig, first: socke
     module = rank_runner.load_private_module(server_config["file"])
     server: ZygoteServer = module.make_server(config, server_config["settings"], first, IGNORED_SIGNALS, rank_runner)
     return server
-
-
-def _find_shadowed(*folders: str) -> str | None:
-    """Find a user's file that ``import`` would not find, because another module of that name is loaded already."""
-    for folder in folders:
-        for name in sorted(rank_runner.list_importable(folder)):
-            loaded = sys.modules.get(name)
-            if loaded is not None and name not in INITIAL_MODULES and not rank_runner.is_loaded_from(loaded, folder):
-                return os.path.join(folder, name)
-    return None
 
 
 class Zygote:

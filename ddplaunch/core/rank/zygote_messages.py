@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Collection, Mapping
     from contextlib import AbstractContextManager
 
     from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
     from ddplaunch.system.processes.proc_utils import Usage
     from ddplaunch.system.target.signature import ArgumentValues
-
-
-class AllowedState(TypedDict):
-    """What the import of known packages may change in a process."""
-
-    top_modules: list[str]  # new top-level modules
-    changed_variables: list[str]  # of the environment
-    generators: list[str]  # random generators
 
 
 class Auditor(Protocol):
@@ -37,6 +29,9 @@ class Auditor(Protocol):
 
 class ForkFixups(Protocol):
     """A file that repairs what modules keep of the process that has imported them."""
+
+    PREFIX_READERS: Mapping[str, str]  # modules that read all variables with a prefix
+    RANK_READERS: Collection[str]  # the modules that it repairs because they read the variables of a rank
 
     def apply_fixups(self, modules: Mapping[str, Any]) -> None: ...  # called in each rank, with what is preloaded
 
@@ -55,7 +50,7 @@ class ZygoteServer(Protocol):
     runs_served: int  # before this one
 
     def serve(
-        self, fit: bool, find_shadowed: Callable[..., str | None], cleanup: AtexitCleanup
+        self, fit: bool, cleanup: AtexitCleanup
     ) -> tuple[socket.socket, ZygoteConfig]: ...  # returns in a fork for each run
 
 
@@ -67,14 +62,12 @@ class ZygoteConfig(TypedDict):
     modules: list[str]  # to preload
     user_modules: list[str]  # those of ``modules`` that the user has named
     fallback: list[str]  # modules to preload if ``modules`` are not fork-safe; empty for none
-    allowed: AllowedState  # permitted changes by ``modules``, if there is a fallback
+    known: list[str]  # the top-level modules that ``modules`` may load, if there is a fallback
     import_auditor: str  # file of the package with ``ImportAuditor``, as "features/x/rank/y"; used with a fallback
     fork_fixups: str  # file of the package with ``apply_fixups``, for each fork of modules; "" for none
-    environment_reads: list[str]  # environment variables that ``modules`` read
-    native_reads: str  # pattern of the variables that native code of ``modules`` reads
+    native_reads: str  # pattern of the variables that native code reads as it is loaded
     import_environment: dict[str, str]  # environment variables during the imports
     sys_path_0: str  # first entry of sys.path in the ranks
-    import_dirs: list[str]  # user folders that the program puts before installed packages in sys.path
     remove_on_exit: list[str]  # temporary paths to delete at the end
     shielded_signals: list[int]  # to ignore: they are for the launcher, but all descendants get them
     blocked_signals: list[int]  # signal mask of new ranks

@@ -33,33 +33,16 @@ class KnownPackage(Struct, frozen=True):
         versions: the audited versions; later ones of the same major version are accepted too.
         modules: the modules that may be preloaded, each with the words in a program's source that use it. Not every
             version has all of them.
-        order: "free" if its import has the same result at any position in a program; "bound" if it must come before
-            the first side effect.
-        minds: global settings that a "free" package depends on (keys of ``import_selector.GLOBAL_SETTINGS_WORDS``).
-        variables: environment variables that its import reads, also in the modules that it loads.
-        sets: environment variables that its import sets.
         loads: the other distributions that its import loads, by name.
-        companions: distributions that change what its import does; with one of them installed it is not preloaded.
-        generators: its random generators, which are seeded again after a fork (features/preload/rank/fork_fixups.py).
-        settings: its attributes that a program may assign to, because no import reads them.
         tries: optional modules, which its import loads if they are installed.
-        seeks: modules that its import only searches for, without loading them.
         refused: why it must be imported in each rank; None if it may be preloaded.
     """
 
     top: Collection[str]
     versions: Collection[str]
     modules: Mapping[str, Collection[str]] = field(default_factory=dict)
-    order: str = "bound"
-    minds: Collection[str] = ()
-    variables: Collection[str] = ()
-    sets: Collection[str] = ()
     loads: Collection[str] = ()
-    companions: Collection[str] = ()
-    generators: Collection[str] = ()
-    settings: Collection[str] = ()
     tries: Collection[str] = ()
-    seeks: Collection[str] = ()
     refused: str | None = None
     name: str = ""  # of the distribution: the key in the table
 
@@ -68,31 +51,22 @@ class KnownPackage(Struct, frozen=True):
         """The first components of ``top``, which may have dotted names."""
         return {top.partition(".")[0] for top in self.top}
 
-    def reads_variable(self, variable: str) -> bool:
-        """Whether its import reads a variable; ``NAME_*`` in the table matches by prefix."""
-        return any(variable == each or (each[-1] == "*" and variable.startswith(each[:-1])) for each in self.variables)
-
 
 class PackageTable:
     """The contents of known.json; ``packages``: those that were audited, by name."""
 
     def __init__(self) -> None:
         with open(TABLE_FILE, "rb") as file:
-            content = parse(file.read(), dict[str, dict[str, KnownPackage]])
-        self.packages, harmless = (
-            {name: replace(each, name=name) for name, each in content[kind].items()}
-            for kind in ("packages", "harmless")
-        )
+            content = parse(file.read(), dict[str, KnownPackage])
+        self.packages = {name: replace(each, name=name) for name, each in content.items()}
         self._by_top = {top: each for each in self.packages.values() for top in each.top}
-        self._harmless_by_top = {top: each for each in harmless.values() for top in each.top}
+        self.torch_parts = frozenset(name.replace("-", "_") for name in self.packages["torch"].loads)
 
     def find_package(self, module: str) -> KnownPackage | None:
-        """Return the audited distribution that a module belongs to, or None."""
-        return _find_closest(module, self._by_top)
-
-    def find_harmless(self, module: str) -> KnownPackage | None:
-        """Return the distribution of a module whose import only sets the variables in ``sets``; it is not preloaded."""
-        return _find_closest(module, self._harmless_by_top)
+        """Return the audited distribution that a module, or else its closest parent package, belongs to; or None."""
+        while module and module not in self._by_top:
+            module = module.rpartition(".")[0]
+        return self._by_top.get(module)
 
 
 class InstalledPackages:
@@ -124,6 +98,25 @@ class InstalledPackages:
                 return True
         return False
 
+    def why_unusable(self, package: KnownPackage, table: PackageTable) -> str | None:
+        """Return why a package of the table cannot be preloaded in this installation; None if it can.
+
+        Checked are its own version and those of the packages that its import loads (``loads``), or loads if they are
+        installed (``tries``).
+        """
+        if why := package.refused or self.why_not_audited(package):
+            return why
+        loaded = [each for each in package.loads if each not in ("torch", package.name) and self.version(each)]
+        parts = [(each, table.packages.get(each), False) for each in loaded]
+        optional = filter(self.has_module, package.tries)
+        parts += ((each.partition(".")[0], table.find_package(each), True) for each in optional)
+        for other, part, is_optional in parts:
+            if part is None:
+                return f"imports {other}, which is not in the table"
+            if why := (is_optional and part.refused) or self.why_not_audited(part):
+                return f"imports {other}, which {why}"
+        return None
+
     def why_not_audited(self, package: KnownPackage) -> str | None:
         """Return why the installed package is not one that was audited; None if it is."""
         version = self.version(package.name)
@@ -137,15 +130,6 @@ class InstalledPackages:
             if first != folder and (first is not None or name == next(iter(package.top))):
                 return "not installed as audited"
         return None
-
-
-def entry_points(info: str) -> frozenset[str]:
-    """Return the entry point groups of the distribution whose ``.dist-info`` or ``.egg-info`` folder is ``info``."""
-    try:
-        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
-            return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
-    except OSError:
-        return frozenset()
 
 
 def is_site_dir(folder: str) -> bool:
@@ -165,10 +149,3 @@ def _release_numbers(version: str) -> list[int]:
     """Return the numbers of a release; none for a pre-release."""
     match = _VERSION.fullmatch(version)
     return [int(part) for part in match[1].split(".")] if match else []
-
-
-def _find_closest(module: str, packages: Mapping[str, KnownPackage]) -> KnownPackage | None:
-    """Look up a module, or else the closest parent package that is in ``packages``."""
-    while module and module not in packages:
-        module = module.rpartition(".")[0]
-    return packages.get(module)

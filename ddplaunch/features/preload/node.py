@@ -60,10 +60,11 @@ class SlowStartNotes(NodeSide):
             imported = f"preloading failed, only {join_names(event.modules)} was preloaded"
             slow = f"{imported}: {because}; --preload torch avoids the attempt"
         elif because and not (event.forks or event.unsafe):
-            # A variable of which the value is not known also keeps --preload torch from importing it.
-            named_variable = "which sets " in because and "sets variables" not in because
-            avoid = "set it in the shell" if named_variable else "--preload torch, or `import torch` above that"
-            slow = f"each rank imports torch itself because of {because}; faster: {avoid}"
+            slow = f"each rank imports torch itself because of {because}"
+            if "which sets " in because:
+                slow += "; faster: set it in the shell"
+            elif because.endswith(" when it imports torch"):
+                slow += "; faster: `import torch` above that"
         if slow and is_new(self._source, slow):
             self._show_note(slow)
         if event.unsafe:

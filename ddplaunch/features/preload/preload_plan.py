@@ -12,13 +12,11 @@ from ddplaunch.base.options import Options
 from ddplaunch.cli.core_options import Starting, Stopping
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import program_source, site_hooks
-from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
+from ddplaunch.features.preload.import_selector import select_imports
 from ddplaunch.features.preload.known_packages import PackageTable
 from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch
 from ddplaunch.features.preload.options import Preloading
-from ddplaunch.features.preload.program_source import TORCH
-from ddplaunch.features.preload.shadowing import ShadowedPackages
-from ddplaunch.features.preload.statements import Assignment, Barrier
+from ddplaunch.features.preload.program_source import TORCH, Assignment, ProgramSource
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import Target, TargetKind
 
@@ -29,14 +27,37 @@ DYNAMO = "torch._dynamo"
 """``DistributedDataParallel`` and the first optimizer import it, over a second in every rank: it pays to import it once
 from two ranks on, and is pure loss for a program that never needs it (docs/performance.md has the measurement)."""
 
+_TORCH_READS = (
+    "OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT|PYTORCH|TORCH"
+    "|COMPILE_STROBELIGHT"
+)
+_PACKAGES_READ = "ACC|ARROW|GFORTRAN|GRPC|HF_XET|I_MPI|INTEL_LIB|JE_ARROW|LD|MALLOC|MPI|OMPI|OPENSSL|RUST|THP"
+TORCH_READS = re.compile(rf"(?:{_TORCH_READS})_?[A-Z0-9_]*")
+NATIVE_READS = re.compile(
+    rf"(?:{_TORCH_READS}|{_PACKAGES_READ})_?[A-Z0-9_]*|AZURE_LOG_LEVEL|CLICOLOR(_FORCE)?|NO_COLOR|SSLKEYLOGFILE|TOKENIZERS_LOG|TZ"
+)
+"""Variables that torch, and the packages of the table, read in native code as it is loaded (traced with torch 2.13)."""
+
 _DYNAMO_READS = re.compile(
     r"HOME|TMPDIR|TEMP|TMP|USER|LOGNAME|LNAME|USERNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)"
     r"|AOT|INDUCTOR|PARTITIONER|SYMPY|TRITON|CUTLASS)[A-Z0-9_]*"
 )
-"""Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
+"""Variables that the import of torch._dynamo reads: a program that sets one often trains already when it imports
+that, and cannot start over then."""
 
-_OBJECT_WALKERS = frozenset({"__subclasses__", "get_objects", "get_referrers"})
-"""What finds the classes and objects of preloaded modules that the program has not imported yet."""
+_OBSTACLES = {
+    "get_objects": "gc.get_objects, which does not find objects of preloaded modules",
+    "get_referrers": "gc.get_referrers, which does not find objects of preloaded modules",
+    "threadpoolctl": "threadpoolctl, which changes all libraries that are loaded",
+}
+"""Words in a program's source for what a rank cannot check, and what they do."""
+
+_SUBCLASS_WALKER = "__subclasses__"
+"""Finds the classes of preloaded packages that the program has not imported yet."""
+
+_VARIABLE_SETTER = "hydra"
+"""Sets variables (``hydra.job.env_set``) and writes files before it calls the program's function, so a rank in which an
+import of that function does not fit cannot start over."""
 
 _IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "features/preload/rank/fork_fixups"
 """Files of this feature that the zygote loads."""
@@ -52,9 +73,8 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     zygote_plan = make_preload_plan(plan.target, preload, environ, own, is_single_process=is_single)
     if zygote_plan.forks and not zygote_plan.user_modules and (mismatch := find_mismatch(plan.target.source)):
         zygote_plan = _avoid_mismatch(zygote_plan, mismatch)
-    patterns = (TORCH_READS.pattern, *(name.replace("*", ".*") for name in zygote_plan.environment_reads))
     return replace(
-        zygote_plan, import_auditor=_IMPORT_AUDITOR, fork_fixups=_FORK_FIXUPS, native_reads="|".join(patterns)
+        zygote_plan, import_auditor=_IMPORT_AUDITOR, fork_fixups=_FORK_FIXUPS, native_reads=NATIVE_READS.pattern
     )
 
 
@@ -62,7 +82,7 @@ def _avoid_mismatch(plan: ZygotePlan, mismatch: Mismatch) -> ZygotePlan:
     """Preload less than in an earlier run of the program, in which this did not fit."""
     because = f"{mismatch.differs} when it imports {mismatch.module}"
     if mismatch.had_packages and mismatch.module.partition(".")[0] != TORCH and plan.fallback:
-        return replace(plan, modules=plan.fallback, fallback=(), reason=because, environment_reads=())
+        return replace(plan, modules=plan.fallback, fallback=(), reason=because)
     return ZygotePlan(reason=because)
 
 
@@ -81,7 +101,7 @@ def make_preload_plan(
         preload: the value of ``--preload``.
         environ: the environment of the zygote.
         rank_variables: the names of variables that each rank gets.
-        is_single_process: the run has one rank: preloading saves nothing by itself, and a doubt ends in no fork.
+        is_single_process: the run has one rank: preloading saves nothing by itself.
     """
     if target.kind is TargetKind.PROGRAM:
         return ZygotePlan()
@@ -90,57 +110,40 @@ def make_preload_plan(
     if preload == NO_PRELOAD:
         return ZygotePlan(forks=True, source="--preload")
     source = program_source.read_program(target)
-    variables = {*environ, *rank_variables}
-    assigned = (each for each in source.steps if isinstance(each, Assignment))
-    effective = [each for each in assigned if not (each.default and each.name in variables)]
-    settings = tuple(
-        (each.name, each.value) for each in effective if each.before_imports and each.name and each.value is not None
-    )
+    effective = [each for each in source.assignments if not (each.is_default and each.name in environ)]
+    settings = {each.name: each.value for each in effective if each.before_imports and each.value is not None}
     if preload not in (AUTO_PRELOAD, TORCH):
         modules = tuple(preload.split(","))
-        return ZygotePlan(True, modules, modules, settings=settings, source="--preload")
-    before_torch = [
-        each for each in effective if not each.after_torch and (not each.name or TORCH_READS.fullmatch(each.name))
-    ]
-    for each in before_torch if preload == TORCH else ():
-        is_value_known = each.before_imports and each.value is not None
-        if each.name and not is_value_known:
-            unshown = f"sets {each.name}, which torch reads at its import, to a value that its source does not show"
-            return ZygotePlan(unsafe=f"{each.where} {unshown}")
-    if target.sys_path_0 and (file := ShadowedPackages([target.sys_path_0, *source.folders]).find_stdlib_shadow()):
-        unsafe = f"{file} has the name of a module that torch imports"
-        return ZygotePlan() if is_single_process else ZygotePlan(unsafe=unsafe)
-    if preload == AUTO_PRELOAD and (
-        backend := site_hooks.find_backend(target.sys_path_0, {**environ, **dict(settings)})
-    ):
+        return ZygotePlan(True, modules, modules, settings=tuple(settings.items()), source="--preload")
+    if preload == AUTO_PRELOAD and (backend := site_hooks.find_backend(target.sys_path_0, {**environ, **settings})):
         return ZygotePlan(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
-    walks_objects = not source.words.isdisjoint(_OBJECT_WALKERS)
-    late = walks_objects or any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in effective)
-    usual = (TORCH, DYNAMO) if source.dynamo and not is_single_process and not late else (TORCH,)
-    plan = ZygotePlan(forks=True, modules=usual, settings=settings, import_dirs=source.folders)
-    if preload == TORCH or not target.sys_path_0 or walks_objects:
-        return plan
-    selector = ImportSelector(
-        source, PackageTable(), target.sys_path_0, variables, include_deferred=not is_single_process
-    )
-    has_doubt = before_torch or any(isinstance(each, Barrier) for each in source.steps)
-    if is_single_process and (has_doubt or selector.torch_barrier or not source.imports_torch):
+    if because := _find_obstacle(source, effective, settings):
+        return ZygotePlan(reason=because)
+    if is_single_process and not source.imports_torch:
         return ZygotePlan()
-    return _add_selected(plan, selector)
-
-
-def _add_selected(plan: ZygotePlan, selector: ImportSelector) -> ZygotePlan:
-    """Add the selected imports to a plan for torch alone, which becomes the fallback."""
-    excluded = tuple(selector.excluded.items())
-    if selector.torch_barrier:
-        return ZygotePlan(reason=selector.torch_barrier, excluded=excluded)
-    plan = replace(plan, excluded=excluded, reason=selector.barrier)
-    if not selector.packages:
+    walks_subclasses = _SUBCLASS_WALKER in source.words
+    late = walks_subclasses or any(_DYNAMO_READS.fullmatch(each.name) for each in effective)
+    usual = (TORCH, DYNAMO) if source.dynamo and not is_single_process and not late else (TORCH,)
+    plan = ZygotePlan(forks=True, modules=usual, settings=tuple(settings.items()))
+    if preload == TORCH or not target.sys_path_0 or walks_subclasses:
         return plan
-    return replace(
-        plan,
-        modules=(TORCH, *selector.modules, *(name for name in plan.modules if name != TORCH)),
-        fallback=plan.modules,
-        allowed=selector.allowed_state,
-        environment_reads=tuple(sorted({name for each in selector.packages.values() for name in each.variables})),
-    )
+    include_deferred = not is_single_process and _VARIABLE_SETTER not in source.words
+    selected = select_imports(source, PackageTable(), target.sys_path_0, include_deferred=include_deferred)
+    plan = replace(plan, excluded=selected.excluded)
+    if not selected.modules:
+        return plan
+    modules = (TORCH, *selected.modules, *(name for name in plan.modules if name != TORCH))
+    return replace(plan, modules=modules, fallback=plan.modules, known=selected.known)
+
+
+def _find_obstacle(
+    source: ProgramSource, assignments: Collection[Assignment], settings: Mapping[str, str]
+) -> str | None:
+    """Return why it is plain that torch would not fit; anything else a rank finds out."""
+    for each in assignments:
+        is_known = each.value is not None and settings.get(each.name) == each.value
+        if each.before_torch and not is_known and TORCH_READS.fullmatch(each.name):
+            return f"{each.where}, which sets {each.name}"
+    if _VARIABLE_SETTER in source.words and not source.imports_torch:
+        return f"{_VARIABLE_SETTER}, which may set variables before torch is imported"
+    return next((text for word, text in _OBSTACLES.items() if word in source.words), None)

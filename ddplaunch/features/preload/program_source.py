@@ -1,33 +1,24 @@
-"""Reads a program's source: its imports, and the statements that affect them, in the order in which they would run.
+"""Reads a program's source for hints: what it imports, and which environment variables it sets before.
 
-Nothing is executed. ``scan_source`` reads one file; here the program's own files are inlined where they are imported.
-Its own files are those that are neither in the standard library nor in site-packages.
+Nothing is executed, and nothing depends on it: a rank checks at each import whether what was preloaded fits
+(``core/rank/module_handover.py``). A wrong hint costs time.
 """
 
 from __future__ import annotations
 
+import _ast as ast  # importing ast takes longer than reading most programs
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.features.preload.known_packages import SITE_DIR_NAMES
-from ddplaunch.features.preload.source_scanner import scan_source
-from ddplaunch.features.preload.sources import find_root
-from ddplaunch.features.preload.statements import (
-    Assignment,
-    Barrier,
-    Certainty,
-    Import,
-    PathEntry,
-    Statement,
-    Step,
-    Use,
-)
 from ddplaunch.system.target import source
 from ddplaunch.system.target.target import Target
 
@@ -38,24 +29,58 @@ NEEDS_DYNAMO = re.compile(
 )
 """Source text that suggests a use of ``torch._dynamo`` (which imports sympy too: a second in every rank)."""
 
+_Found = tuple[int, str, str | None, bool]
+"""An assignment to an environment variable: line, name, value if the source shows it, and whether it is a default."""
+
 _MAX_FILES = 200  # the same as in ``source.local_sources``
-_ARCHIVES = (".zip", ".whl", ".egg", ".pyz")
 _MAX_PARSED_BYTES = 512 << 10  # of the program's modules: parsing them takes about 100 ms
+
+
+class Import(Struct, frozen=True):
+    """``import module``, or ``from module import names``; ``is_deferred``: it is in a function."""
+
+    module: str
+    names: tuple[str, ...]
+    is_deferred: bool
+
+    @property
+    def top_level_name(self) -> str:
+        return self.module.partition(".")[0]
+
+
+class Assignment(Struct, frozen=True):
+    """Sets an environment variable.
+
+    Attributes:
+        where: file and line, as "train.py:3".
+        name: the variable.
+        value: None if the source does not show it.
+        is_default: it is set only if it was not set before.
+        before_imports: no import from outside the standard library comes before it.
+        before_torch: it is not in a function, and torch is imported later, if at all.
+    """
+
+    where: str
+    name: str
+    value: str | None
+    is_default: bool
+    before_imports: bool
+    before_torch: bool
 
 
 class ProgramSource(Struct, frozen=True):
     """The source of a program, as far as it matters to preloading.
 
     Attributes:
-        steps: its imports and the statements that affect imports, in order.
-        folders: what it adds to ``sys.path``.
+        imports: of modules that are not its own, in order; those in functions come last.
+        assignments: of environment variables.
         words: all words in its files, names and those in strings.
-        imports_torch: it certainly imports torch.
+        imports_torch: it imports torch outside functions.
         dynamo: it matches ``NEEDS_DYNAMO``.
     """
 
-    steps: tuple[Step, ...] = ()
-    folders: tuple[str, ...] = ()
+    imports: tuple[Import, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
     words: frozenset[str] = frozenset()
     imports_torch: bool = False
     dynamo: bool = False
@@ -65,118 +90,166 @@ def read_program(target: Target) -> ProgramSource:
     """Read the source of ``target``; an empty ``ProgramSource`` if there is none, as for a compiled module."""
     if target.source is None or target.sys_path_0 is None:
         return ProgramSource()
-    return _ProgramReader(target.sys_path_0).program(os.path.abspath(target.source), target.module or "")
+    return _ProgramReader(target.sys_path_0).read(os.path.abspath(target.source), target.module or "")
 
 
 class _ProgramReader:
+    """Goes through the files of a program; its own modules are read where they are imported."""
+
     def __init__(self, sys_path_0: str) -> None:
         self._sys_path_0 = sys_path_0
-        self._statements: dict[str, tuple[Statement, ...]] = {}  # by file
-        self._inlined: dict[str, Certainty] = {}  # the files that were gone through, and with what certainty
+        above = [sys_path_0, *(os.path.dirname(path) for path in (sys_path_0, os.path.dirname(sys_path_0)))]
+        self._folders = [
+            folder for each in above for folder in (each, os.path.join(each, "lib"), os.path.join(each, "src"))
+        ]
+        """Where a program that changes sys.path often has its modules."""
+        self._seen: dict[str, bool] = {}  # by file: whether it was only read for an import in a function
+        self._deferred: list[tuple[str, str, list[ast.stmt]]] = []  # bodies of functions, with their files
         self._parsed_bytes = 0
-        self._roots: dict[str, str] = {}  # by file: the ``sys.path`` folder of its package
-        self._module_files: dict[str, tuple[str, ...]] = {}  # by module
-        self._steps: list[Step] = []
-        self._folders: list[str] = []
+        self._imports: list[Import] = []
+        self._assignments: list[Assignment] = []
         self._words: set[str] = set()
-        self._imports_torch = self._imports_installed = self._uses_dynamo = False
+        self._imports_torch = self._uses_dynamo = False
 
-    def program(self, path: str, module: str) -> ProgramSource:
-        for file in self._list_imported_files(module):
-            self._read(file, Certainty.CERTAIN)
-        self._read(path, Certainty.CERTAIN, is_program=True)
-        steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
-        return ProgramSource(steps, folders, words, self._imports_torch, self._uses_dynamo)
+    def read(self, path: str, module: str) -> ProgramSource:
+        for file, root in self._find_own_files(module, None, ""):
+            self._read_file(file, root, is_deferred=False)
+        self._read_file(path, self._sys_path_0, is_deferred=False, is_program=True)
+        for file, root, body in self._deferred:  # which grows
+            with suppress(RecursionError):
+                self._read_block(body, file, root, is_deferred=True, is_program=False)
+        imports, assignments, words = tuple(self._imports), tuple(self._assignments), frozenset(self._words)
+        return ProgramSource(imports, assignments, words, self._imports_torch, self._uses_dynamo)
 
-    def _read(self, file: str, certainty: Certainty, *, is_program: bool = False) -> None:
-        """Go through a file, unless that was done for an import that is at least as certain."""
-        if self._inlined.get(file, -1) >= certainty:
+    def _read_file(self, file: str, root: str, *, is_deferred: bool, is_program: bool = False) -> None:
+        """Read a file, unless it was; ``root``: the folder that its module is imported from."""
+        if self._seen.get(file, 2) <= is_deferred:
             return
-        self._inlined[file] = certainty
-        if file not in self._statements:
-            self._statements[file] = self._scan(file, is_program)
-        for statement in self._statements[file]:
-            self._add(replace(statement, certainty=statement.certainty.nested_in(certainty)), file)
-
-    def _scan(self, file: str, is_program: bool) -> tuple[Statement, ...]:
-        name = os.path.relpath(file, self._sys_path_0)
+        self._seen[file] = is_deferred
         try:
             size = 0 if is_program else os.path.getsize(file)
-            if len(self._statements) >= _MAX_FILES or self._parsed_bytes + size > _MAX_PARSED_BYTES:
-                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is too large to be scanned"),)
+            if len(self._seen) > _MAX_FILES or self._parsed_bytes + size > _MAX_PARSED_BYTES:
+                return
             self._parsed_bytes += size
             text = read_regular_file(file, source.MAX_SOURCE).decode(errors="replace")
-            statements = scan_source(source.parse_file(file), file, name, shared=not is_program)
+            self._uses_dynamo = self._uses_dynamo or bool(NEEDS_DYNAMO.search(text))
+            self._words.update(re.findall(r"[^\W\d]\w*", text))
+            body = source.parse_file(file).body
+            self._read_block(body, file, root, is_deferred=is_deferred, is_program=is_program)
         except (OSError, UsageError, RecursionError):  # the rank that imports it shows the error
-            return (Barrier(f"{name}:1", Certainty.CERTAIN, "cannot be read"),)
-        self._uses_dynamo = self._uses_dynamo or bool(NEEDS_DYNAMO.search(text))
-        self._words.update(re.findall(r"[^\W\d]\w*", text))
-        return statements
-
-    def _add(self, statement: Statement, file: str) -> None:
-        """Add a statement of a file to the steps; one that imports a file of the program's own is replaced by that."""
-        if isinstance(statement, Assignment | Use) and statement.source and self._is_own(statement.source, file):
             return
-        if isinstance(statement, Import):
-            self._add_import(statement, file)
-        elif isinstance(statement, PathEntry):
-            self._folders.append(statement.path)
-            if os.path.isfile(statement.path) or statement.path.endswith(_ARCHIVES):
-                self._steps.append(Barrier(statement.where, statement.certainty, "adds an archive to sys.path"))
-        elif isinstance(statement, Assignment):
-            is_certain = statement.certainty is Certainty.CERTAIN
-            assignment = replace(
-                statement,
-                value=statement.value if is_certain else None,
-                after_torch=self._imports_torch,
-                before_imports=is_certain and not self._imports_installed,
-            )
-            self._steps.append(assignment)
-        else:
-            self._steps.append(statement)
 
-    def _add_import(self, step: Import, file: str) -> None:
-        top = step.top_level_name
-        if not step.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
+    def _read_block(self, body: list[ast.stmt], file: str, root: str, *, is_deferred: bool, is_program: bool) -> None:
+        for node in body:
+            match node:
+                case ast.Import():
+                    for alias in node.names:
+                        self._add_import(alias.name, (), 0, file, root, is_deferred)
+                case ast.ImportFrom():
+                    names = tuple(alias.name for alias in node.names if alias.name != "*")
+                    self._add_import(node.module or "", names, node.level, file, root, is_deferred)
+                case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
+                    if is_program:
+                        self._read_block(node.body, file, root, is_deferred=is_deferred, is_program=True)
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    self._deferred.append((file, root, node.body))
+                case ast.ClassDef() | ast.With() | ast.AsyncWith() | ast.Try():
+                    blocks = [node.body, getattr(node, "orelse", []), getattr(node, "finalbody", [])]
+                    blocks += [handler.body for handler in getattr(node, "handlers", [])]
+                    for block in blocks:
+                        self._read_block(block, file, root, is_deferred=is_deferred, is_program=is_program)
+                case ast.If() | ast.For() | ast.While() | ast.Match():
+                    for assignment in _find_assignments(node):  # it may not be executed: neither are its imports
+                        self._add_assignment(file, *assignment, is_certain=False, is_deferred=is_deferred)
+                case _:
+                    for assignment in _find_assignments(node):
+                        self._add_assignment(file, *assignment, is_certain=True, is_deferred=is_deferred)
+
+    def _add_assignment(
+        self,
+        file: str,
+        line: int,
+        name: str,
+        value: str | None,
+        is_default: bool,
+        *,
+        is_certain: bool,
+        is_deferred: bool,
+    ) -> None:
+        where = f"{os.path.relpath(file, self._sys_path_0)}:{line}"
+        before_torch = not (is_deferred or self._imports_torch)
+        shown = value if is_certain and not is_deferred else None
+        is_first = before_torch and not self._imports
+        self._assignments.append(Assignment(where, name, shown, is_default, is_first, before_torch))
+
+    def _add_import(
+        self, module: str, names: tuple[str, ...], level: int, file: str, root: str, is_deferred: bool
+    ) -> None:
+        if level:
+            package = os.path.relpath(os.path.dirname(file), root).split(os.sep)
+            module = ".".join(filter(None, [*package[: len(package) + 1 - level], module])).strip(".")
+        top = module.partition(".")[0]
+        if top in sys.stdlib_module_names or top == "ddplaunch":
             return
-        # torch is never inlined, wherever it is installed, unless the program's folder has a module of that name.
-        may_be_own = step.level or top != TORCH or self._find_own_root(top) == self._sys_path_0
-        if own_files := self._own_files(step, file) if may_be_own else []:
-            for each in own_files:
-                self._read(each, step.certainty)
-        elif not step.level:
-            names = tuple(name for name in step.names if name != "*")
-            self._steps.append(replace(step, names=names))
-            if step.certainty > Certainty.DEFERRED:
-                self._imports_installed = True
-            if step.certainty is Certainty.CERTAIN and top == TORCH:
-                self._imports_torch = True
+        own = [each for name in (module, *(f"{module}.{each}" for each in names))
+               for each in self._find_own_files(name, root if level else None, top)]  # fmt: skip
+        for each, its_root in own:
+            self._read_file(each, its_root, is_deferred=is_deferred)
+        if not own and not level:
+            self._imports.append(Import(module, names, is_deferred))
+            self._imports_torch = self._imports_torch or (top == TORCH and not is_deferred)
 
-    def _is_own(self, step: Import, file: str) -> bool:
-        """Whether a statement imports a module of the program's own, or ddplaunch."""
-        return bool(step.level or step.module == "ddplaunch" or self._own_files(step, file))
+    def _find_own_files(self, module: str, root: str | None, top: str) -> Iterator[tuple[str, str]]:
+        """Find the program's own files that importing ``module`` runs, with the folder that they are imported from."""
+        if root is None:
+            if next(source.import_files(top or module.partition(".")[0], self._sys_path_0), None):
+                root = self._sys_path_0
+            elif (found := find_root(top or module.partition(".")[0], "")) is not None:
+                is_installed = not SITE_DIR_NAMES.isdisjoint(found.split(os.sep)) or top == TORCH
+                root = None if is_installed or found.startswith(os.path.dirname(os.__file__)) else found
+            else:
+                roots = (each for each in self._folders if next(source.import_files(top, each), None))
+                root = next(roots, None)
+        if root is not None and module:
+            yield from ((file, root) for file in source.import_files(module, root))
 
-    def _own_files(self, step: Import, file: str) -> list[str]:
-        """The program's own files that an import statement in ``file`` runs."""
-        root = self._roots.get(file, self._sys_path_0) if step.level else None
-        package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".") if root else ""
-        return [each for name in step.modules(package) for each in self._list_imported_files(name, root)]
 
-    def _list_imported_files(self, name: str, root: str | None = None) -> tuple[str, ...]:
-        """The program's own files that importing ``name`` runs; ``root``: its ``sys.path`` folder, if known."""
-        if name not in self._module_files:
-            top = name.partition(".")[0]
-            root = root or self._find_own_root(top) or ""
-            self._module_files[name] = tuple(source.import_files(name, root)) if root and name else ()
-            self._roots = {**dict.fromkeys(self._module_files[name], root), **self._roots}
-        return self._module_files[name]
+def find_root(top: str, sys_path_0: str) -> str | None:
+    """Return the folder that has a top-level module, ``sys_path_0`` or one of ``sys.path``; None if there is none."""
+    spec = source.find_module(top, sys_path_0) if top else None
+    path = spec and [*(spec.submodule_search_locations or ()), spec.origin or ""][0]
+    return os.path.dirname(path) if path and os.path.isabs(path) else None  # not absolute: built in
 
-    def _find_own_root(self, top: str) -> str | None:
-        """Return the folder that has the program's own module of this name; None if it has none."""
-        for folder in (self._sys_path_0, *self._folders):
-            if next(source.import_files(top, folder), None):
-                return folder
-        root = find_root(top, self._sys_path_0) if top and top not in sys.stdlib_module_names else None
-        if root is None or not SITE_DIR_NAMES.isdisjoint(root.split(os.sep)):
-            return None
-        return None if root.startswith(os.path.dirname(os.__file__)) else root
+
+def _find_assignments(node: ast.AST) -> Iterator[_Found]:
+    """Find where environment variables are set in a statement."""
+    match node:
+        case ast.Assign(targets=[ast.Subscript(value=mapping, slice=key)], value=value) if _is_environ(mapping):
+            yield from _pair(node, key, value)
+        case ast.Call(func=ast.Attribute(value=mapping, attr="setdefault"), args=[key, value]) if _is_environ(mapping):
+            yield from _pair(node, key, value, is_default=True)
+        case ast.AugAssign(target=mapping, value=ast.Dict() as added) if _is_environ(mapping):
+            for each, new in zip(added.keys, added.values, strict=True):
+                yield from _pair(node, each, new)
+        case ast.Call(func=ast.Attribute(value=mapping, attr="update"), args=args) if _is_environ(mapping):
+            for each in args:
+                for key, value in zip(getattr(each, "keys", ()), getattr(each, "values", ()), strict=True):
+                    yield from _pair(node, key, value)
+            for keyword in node.keywords:
+                yield from _pair(node, ast.Constant(keyword.arg), keyword.value)
+    for name in node._fields:
+        found = getattr(node, name, None)
+        for below in found if isinstance(found, list) else [found]:
+            if isinstance(below, ast.AST) and not isinstance(below, ast.FunctionDef | ast.Lambda):
+                yield from _find_assignments(below)
+
+
+def _pair(node: Any, key: object, value: object, *, is_default: bool = False) -> Iterator[_Found]:
+    name = getattr(key, "value", None)
+    text = value.value if isinstance(value, ast.Constant) else None
+    if isinstance(name, str):
+        yield node.lineno, name, text if isinstance(text, str) else None, is_default
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return "environ" in (getattr(node, "attr", None), getattr(node, "id", None))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 
 from ddplaunch.base.safe_files import list_dir, read_regular_file
-from ddplaunch.features.preload.known_packages import entry_points, is_site_dir
+from ddplaunch.features.preload.known_packages import is_site_dir
 
 _MAX_FILE_BYTES = 1 << 20
 
@@ -93,9 +93,18 @@ def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | No
         return None
     folders = filter(None, [sys_path_0, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
     for path in [os.path.join(folder, entry) for folder in dict.fromkeys(folders) for entry in list_dir(folder)]:
-        if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
+        if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in _entry_points(path):
             return path
     return None
+
+
+def _entry_points(info: str) -> frozenset[str]:
+    """Return the entry point groups of the distribution whose ``.dist-info`` or ``.egg-info`` folder is ``info``."""
+    try:
+        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
+            return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
+    except OSError:
+        return frozenset()
 
 
 def _list_code() -> Iterator[tuple[str, str]]:

@@ -64,6 +64,7 @@ def render_report(
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
     if record.remark:
         yield from ("", record.remark)
+    yield from _format_mismatches([each for share in shares for each in share.attempts[-1:]])
     yield from _format_attempts(record, across)
     last = [share.attempts[-1] for share in shares if share.attempts]
     latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
@@ -92,6 +93,14 @@ def _format_state(record: RunRecord) -> str:
         case RunState.PREEMPTED:
             return f"preempted, exit code {record.code}"
     return f"failed with exit code {record.code}"
+
+
+def _format_mismatches(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
+    """Say for each import of which the preloaded module was not used, or not fitting, how many ranks met it."""
+    outcomes = {"restarts": "started over", "continues": "used it all the same", "ends": "ended"}
+    for each in [each for attempt in attempts for each in attempt.mismatches]:
+        did = outcomes.get(each.outcome, each.outcome)
+        yield f"  the preloaded {each.module} did not fit, {format_count(each.ranks, 'rank')} {did}: {each.differs}"
 
 
 def _format_attempts(record: RunRecord, across: int | None) -> Iterator[str]:

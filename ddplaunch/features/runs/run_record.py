@@ -77,6 +77,15 @@ class RankRecord(Struct, frozen=True):
     cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
 
 
+class MismatchRecord(Struct, frozen=True):
+    """An import in ranks of this node that did not fit what was preloaded."""
+
+    module: TextLine
+    differs: TextLine  # the line of the import, and what differed
+    outcome: TextLine  # as in ``events.ImportMismatch``
+    ranks: Count = 1
+
+
 class AttemptRecord(Struct, frozen=True):
     """One attempt, as recorded on this node."""
 
@@ -86,6 +95,7 @@ class AttemptRecord(Struct, frozen=True):
     ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
     why: TextLine = ""  # why it ended, in one line; "" after success or while it runs
     verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
+    mismatches: tuple[MismatchRecord, ...] = ()
 
 
 class RunRecord(Struct, frozen=True):
@@ -154,6 +164,8 @@ class RecordBuilder:
                 self._head = replace(self._head, left_out=attempts)
             case events.RankStarted(rank=rank, pid=pid):
                 self._update_rank(rank, pid=pid, started=moment)
+            case events.ImportMismatch() if self._attempts:
+                self._add_mismatch(event)
             case events.RankExited() if self._attempts and event.attempt == self._attempts[-1].number:
                 cpu = event.user_cpu + event.system_cpu
                 self._update_rank(event.rank, ended=moment, code=event.code, peak_memory=event.peak_memory, cpu=cpu)
@@ -184,6 +196,13 @@ class RecordBuilder:
                     self._set_reason(f"stopped by {signal_name(number)}")
                 remark, fate = event.remark, self._run_state(code)
                 self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
+
+    def _add_mismatch(self, event: events.ImportMismatch) -> None:
+        new = MismatchRecord(event.module, event.differs, event.outcome)
+        known = self._attempts[-1].mismatches
+        same = [each for each in known if replace(each, ranks=1) == new]
+        counted = [replace(each, ranks=each.ranks + 1) if each in same else each for each in known]
+        self._update_attempt(mismatches=(*counted, *([] if same else [new])))
 
     def _run_state(self, code: int) -> RunState:
         if code == 0:

@@ -15,9 +15,11 @@ from ddplaunch import __version__
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.features.warm.rank.inherited_state import read_inherited_state
 
-_IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
-_IGNORED_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
-"""Variables of a terminal or a shell: they count only if a preloaded import reads them."""
+_IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+_IGNORED_PREFIXES = ("TERM_", "SSH_", "TMUX", "DDPLAUNCH_")
+_TERMINAL_VARIABLES = frozenset({"TERM", "TERMINFO", "COLUMNS", "LINES"})
+"""Variables of a terminal or a shell. A rank compares those that an import has read, and may have to start over: so
+the variables that packages often read at their import count, unless only torch is imported."""
 
 Fingerprint = Mapping[str, str]
 
@@ -29,11 +31,12 @@ def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str
         OSError: the state of this process cannot be read.
         KeyError: the same, on this kind of machine.
     """
-    reads = frozenset(config.get("environment_reads", ()))
+    has_packages = any(each.partition(".")[0] != "torch" for each in config["modules"])
     variables = {
         f"variable {name}": value
         for name, value in sorted(environ.items())
-        if name in reads or not (name in _IGNORED_VARIABLES or name.startswith(_IGNORED_PREFIXES))
+        if not (name in _IGNORED_VARIABLES or name.startswith(_IGNORED_PREFIXES))
+        and (has_packages or name not in _TERMINAL_VARIABLES)
     }
     interpreter = os.stat(sys.executable)
     return {

@@ -33,12 +33,11 @@ class Installation:
         self.site = folder / "lib" / "site-packages"
         self._table = folder / "known.json"
         self._entries: dict[str, dict[str, Any]] = {}
-        self._harmless: dict[str, dict[str, Any]] = {}
         self.add("torch", TORCH)
 
     def write(self) -> Path:
         """Write the table to its file."""
-        self._table.write_text(json.dumps({"packages": self._entries, "harmless": self._harmless}))
+        self._table.write_text(json.dumps(self._entries))
         return self._table
 
     def run(
@@ -55,8 +54,6 @@ class Installation:
         *,
         version: str = "1.2",
         known: bool = True,
-        harmless: bool = False,
-        order: str = "free",
         modules: Mapping[str, Iterable[str]] | None = None,
         **entry: Any,
     ) -> None:
@@ -68,7 +65,5 @@ class Installation:
         (self.site / f"{name}-{version}.dist-info").mkdir(exist_ok=True)
         listed = {each: list(words) for each, words in (modules or {name: ()}).items()}
         if known:
-            made = {"top": [name], "versions": ["1.1"], "modules": listed, "order": order, **entry}
+            made = {"top": [name], "versions": ["1.1"], "modules": listed, **entry}
             self._entries[name] = made
-        if harmless:
-            self._harmless[name] = {"top": [name], "versions": [version]}

@@ -30,18 +30,16 @@ def test_a_dry_run_names_unknown_packages(preload, tmp_path, run_in_fork):
     names = [f"unknown{number}" for number in range(7)]
     more = tmp_path / "site-packages"
     for name in names:
-        write_program(more, f"{name}.py", "exec('')\n")
+        write_program(more, f"{name}.py", "")
     imports = "".join(f"import {name}\n" for name in ("torch", *names, "yaml"))
     write_program(tmp_path, "train.py", imports)
     found = preload(PYTHONPATH=str(more))
-    assert found["modules"] == ["torch"]
-    assert found["because"] == "train.py:2, an import of unknown0, where unknown0.py:1 calls exec"
-    assert found["excluded"][0] == ["unknown0", "not in the table"]
-    assert found["excluded"][-1] == ["yaml", f"comes after {found['because']}"]
+    assert (found["modules"], found["because"]) == (["torch", "yaml"], None)
+    assert found["excluded"] == [[name, "not in the table"] for name in names]
     text = run_in_fork("run", "--dry-run", "--nproc", "2", "train.py", env={"PYTHONPATH": str(more)}).stdout
-    assert "preloaded: torch (imported once for all ranks)\n" in text
+    assert "preloaded: torch, yaml (imported once for all ranks)\n" in text
     assert "note: imported in each rank: unknown0 (not in the table), unknown1 (not in the table)" in text
-    assert "and 3 more\n" in text
+    assert "and 2 more\n" in text
 
 
 @pytest.mark.parametrize(
@@ -66,20 +64,10 @@ def test_dynamo_is_not_preloaded_if_the_program_sets_a_variable_that_it_reads(pr
     assert preload("--nproc 2")["modules"] == ["torch", "yaml"]
 
 
-@pytest.mark.parametrize(
-    ("line", "because"),
-    [
-        ("import sys; exec(sys.argv[1])", "calls exec"),
-        (
-            "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)",
-            "sets OMP_NUM_THREADS to a value that its source does not show",
-        ),
-    ],
-)
-def test_a_statement_after_which_nothing_is_preloaded_is_named(preload, tmp_path, line, because):
-    write_program(tmp_path, "train.py", f"{line}\nimport torch, yaml\n")
+def test_a_variable_of_torch_with_a_value_that_the_source_does_not_show_is_named(preload, tmp_path):
+    write_program(tmp_path, "train.py", "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)\nimport torch, yaml\n")
     found = preload("--nproc 2")
-    assert (found["modules"], found["because"]) == ([], f"train.py:1, which {because}")
+    assert (found["modules"], found["because"]) == ([], "train.py:1, which sets OMP_NUM_THREADS")
 
 
 @pytest.mark.parametrize(
@@ -92,29 +80,21 @@ def test_a_statement_after_which_nothing_is_preloaded_is_named(preload, tmp_path
         ("from ddplaunch import runtime\nimport torch\n", "", ["torch"]),
         ("def main(): import torch\n", "", []),
         ("def main(): import torch\n", "--start zygote", ["torch"]),
-        ("import sys, torch\nsys.path[:0] = ['']\n", "", []),
-        ("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n", "", []),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n", "", ["torch"]),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = str(2)\nimport torch\n", "", []),
         ("import os\nos.environ['HF_HOME'] = '/x'\nimport torch\n", "", ["torch"]),
-        ("from dotenv import load_dotenv\nload_dotenv()\nimport torch\n", "", []),
         ("import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\n", "", ["torch"]),
     ],
 )
-def test_one_rank_is_forked_only_where_it_sees_no_difference(preload, tmp_path, source, words, modules):
+def test_one_rank_is_forked_only_if_it_imports_torch(preload, tmp_path, source, words, modules):
     write_program(tmp_path, "train.py", source)
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 
 
-def test_no_library_is_loaded_before_a_call_that_changes_all_loaded_libraries(preload, tmp_path):
-    write_program(
-        tmp_path, "train.py", "from threadpoolctl import threadpool_limits\nthreadpool_limits(1)\nimport torch\n"
-    )
-    planned = preload("--nproc 2")
-    assert (planned["modules"], planned["because"]) == (
-        [],
-        "train.py:1, an import of threadpoolctl, which changes all libraries",
-    )
-    write_program(tmp_path, "train.py", "import torch, threadpoolctl, yaml\n")
-    assert preload("--nproc 2")["modules"] == ["torch"]
+def test_nothing_is_preloaded_for_a_program_that_changes_all_loaded_libraries(preload, tmp_path):
+    write_program(tmp_path, "train.py", "import torch\nfrom threadpoolctl import threadpool_limits\n")
+    because = "threadpoolctl, which changes all libraries that are loaded"
+    assert preload("--nproc 2") == {"modules": [], "because": because, "excluded": []}
 
 
 READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
@@ -189,13 +169,3 @@ def test_start_files_that_are_the_same_in_each_rank(tmp_path, preload, code):
     write_program(made.site, "folder.pth", f"/srv/RANK\n{NAMESPACE}\nimport _virtualenv\nimport _vllm_editable\n")
     write_program(tmp_path, "train.py", "import torch\n")
     assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
-
-
-@pytest.mark.parametrize("words", ["--nproc 2", "--nproc 2 --preload torch"])
-def test_a_file_named_like_a_module_that_torch_imports(preload, tmp_path, words):
-    write_program(tmp_path, "train.py", "import torch\n")
-    write_program(tmp_path, "code.py", "")  # torch does not import that one
-    assert preload(words)["modules"] == ["torch"]
-    file = write_program(tmp_path, "queue.py", "")
-    because = f"{file} has the name of a module that torch imports"
-    assert preload(words) == {"modules": [], "because": because, "excluded": []}

@@ -108,19 +108,18 @@ def test_a_run_that_differs_starts_cold(shared: Shell):
     assert done.stdout.count(f" {[*names.values()]}\n") == 2
 
 
-def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
-    config: Any = {"modules": ["torch"], "import_environment": {}, "shielded_signals": []}
-    config["environment_reads"] = ["COLUMNS", "TERM", "HOME"]
+def test_variables_of_the_terminal_change_the_fingerprint_if_packages_may_read_them():
+    config: Any = {"modules": ["torch", "rich"], "import_environment": {}, "shielded_signals": []}
 
     def fingerprint(**variables: str) -> object:
         return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})
 
-    usual = fingerprint(TERM="xterm", COLUMNS="80", LINES="24")
-    assert fingerprint(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
+    usual = fingerprint(TERM="xterm", COLUMNS="80")
+    assert fingerprint(TERM="xterm", COLUMNS="80", SSH_TTY="/dev/pts/3", TERM_PROGRAM="x") == usual
     for name, value in (("TERM", "dumb"), ("COLUMNS", "3")):
         assert fingerprint(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
     assert fingerprint(COLUMNS="80") != usual
-    config["environment_reads"] = []
+    config["modules"] = ["torch", "torch._dynamo"]
     assert fingerprint(TERM="xterm") == fingerprint(COLUMNS="80")
 
 
@@ -184,11 +183,9 @@ def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_user_file_that_hides_a_module_starts_cold(shell: Shell):
+def test_a_user_file_that_has_the_name_of_a_loaded_module_is_imported(shell: Shell):
     first = shell.run()
-    write_program(shell.folder, "turtle.py", "")  # torch does not import it
-    assert shell.run().made == first.made
-    write_program(shell.folder, "json.py", "")
-    beside = shell.run()
-    assert "json.py has the name of" in beside.stderr
-    assert str(first.made) not in beside.stdout
+    write_program(shell.folder, "json.py", "MINE = 'mine'\n")
+    write_program(shell.folder, "prints.py", "import torch, json\nprint('made', torch.made, json.MINE, flush=True)\n")
+    done = shell.run(shell.launch("prints.py"))
+    assert done.stdout.count(f"made {first.made} mine\n") == 2, done.stderr

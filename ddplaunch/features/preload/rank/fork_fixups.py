@@ -26,6 +26,13 @@ RANK_READERS = frozenset(
 """The modules that read a rank's variables at import and are repaired."""
 
 
+PREFIX_READERS = {
+    "diffusers.utils.import_utils": "COLAB_",
+    "fsspec.config": "FSSPEC_",
+    "networkx": "NETWORKX_",
+}
+"""The modules that go through all variables at import, and the prefix of those that they use."""
+
 GENERATORS = frozenset(
     {
         "datasets.fingerprint.fingerprint_rng",

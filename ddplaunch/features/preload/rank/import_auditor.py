@@ -1,6 +1,6 @@
-"""The import auditor: checks that preloading a package changes the zygote only as its table entry allows.
+"""The import auditor: checks that preloading a package changes nothing that a rank could not check.
 
-The table of known packages describes audited versions. A newer or patched one may do more. So after each audited import
+The table of known packages lists audited versions. A newer or patched one may do more. So after each audited import
 the zygote compares its own state, and at the end it looks for random generators, which all ranks would share.
 """
 
@@ -13,19 +13,22 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank import rank_exit
+    from ddplaunch.core.rank import import_check, rank_exit
     from ddplaunch.core.rank.rank_runner import load_private_module
     from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 else:
+    import_check = load_private_module("core/rank/import_check")
     rank_exit = load_private_module("core/rank/rank_exit")
 
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _STREAMS = (1, 2)
 _VARIABLES, _FOLDER, _UMASK, _HANDLERS = "the variable ", "the working folder", "the umask", "the handlers of signals"
+_HARMLESS_VARIABLES = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OPENBLAS_MAIN_FREE"})
+"""How native threads start: known packages set these, and torch does not mind."""
 _MAX_OBJECTS = 50_000  # checked at a time
 
 
@@ -44,9 +47,7 @@ class ImportAuditor:
     ) -> None:
         """``initial_modules``: those of a fresh interpreter. ``repairs``: the loaded fork_fixups.py."""
         self._repairs, self._children = repairs, children
-        self._allowed, self._baseline = config["allowed"], initial_modules
-        self._folders = [config["sys_path_0"], *config["import_dirs"]]
-        self._missing = set[str]()  # top-level modules that no finder has found
+        self._known, self._baseline = config["known"], initial_modules
         self.violation: str | None = None
         self._loaded = frozenset(sys.modules)
         self._captured_output = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
@@ -57,7 +58,6 @@ class ImportAuditor:
             os.dup2(fd, number)
         os.close(devnull)
         self._before = self._capture_state()
-        sys.meta_path.append(self)
 
     def check_import(self, name: str) -> None:
         """Compare the state after the import of a module with that before; called right after it."""
@@ -84,30 +84,12 @@ class ImportAuditor:
     def finish(self) -> None:
         """Restore the streams, and check all loaded modules."""
         self._flush()
-        sys.meta_path.remove(self)
         for number, fd in enumerate(self._saved_streams):
             os.dup2(fd, number)
             os.close(fd)
         for fd in self._captured_output:
             os.close(fd)
-        self.violation = (
-            self.violation or self._find_unknown_module() or self._find_shadowed() or self._find_generator()
-        )
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Import finder: as the last one it is asked for modules that no other finder has found."""
-        if path is None:
-            self._missing.add(name)
-
-    def _find_shadowed(self) -> str | None:
-        """Find a file of the user's that a rank would have imported, but the zygote has not searched."""
-        for folder in filter(os.path.isdir, self._folders):
-            for entry in sorted(os.listdir(folder)):
-                path = os.path.join(folder, entry)
-                found = entry.endswith((".py", ".pyc", ".so")) or os.path.isdir(path)
-                if found and entry.partition(".")[0] in self._missing:
-                    return f"{path} has the name of a module that was looked for"
-        return None
+        self.violation = self.violation or self._find_unknown_module() or self._find_generator()
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -117,10 +99,9 @@ class ImportAuditor:
                 pass
 
     def _capture_state(self) -> dict[str, Any]:
-        sets = self._allowed["changed_variables"]
         os.umask(umask := os.umask(0o77))
         state: dict[str, Any] = {
-            _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
+            _VARIABLES: self._list_variables(),
             _FOLDER: rank_exit.current_folder(),
             _HANDLERS: [*map(signal.getsignal, _SIGNALS), signal.getitimer(signal.ITIMER_REAL)],
             _UMASK: umask,
@@ -132,9 +113,18 @@ class ImportAuditor:
             state["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
         return state
 
+    def _list_variables(self) -> dict[str, str]:
+        """The variables that an import must not change: those of thread pools, and those that native code sets."""
+        return {
+            name: value
+            for name, value in import_check.native_environment().items()
+            if os.environ.get(name) != value
+            or (name.startswith(import_check.OF_THREAD_POOLS) and name not in _HARMLESS_VARIABLES)
+        }
+
     def _find_unknown_module(self) -> str | None:
         """Find a module that belongs to no known package, by the folder or file it came from."""
-        known = {*self._allowed["top_modules"], *sys.stdlib_module_names}
+        known = {*self._known, *sys.stdlib_module_names}
         for name in [each for each in sys.modules if each not in self._loaded and each not in self._baseline]:
             origin = str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or "")
             inside = origin.partition("-packages" + os.sep)[2]
@@ -146,7 +136,7 @@ class ImportAuditor:
 
     def _find_generator(self) -> str | None:
         """Find a random generator that is not reseeded in each fork."""
-        names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS, *self._allowed["generators"])
+        names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS)
         allowed = {id(self._repairs.resolve_name(name, sys.modules)) for name in names}
         kinds = _generator_types()
         objects = gc.get_objects()

@@ -94,15 +94,12 @@ class WarmZygoteServer:
         self.runs_served = 0
         self.began = time.time()
 
-    def serve(
-        self, fit: bool, find_shadowed: Callable[..., str | None], cleanup: atexit_cleanup.AtexitCleanup
-    ) -> RunZygote:
+    def serve(self, fit: bool, cleanup: atexit_cleanup.AtexitCleanup) -> RunZygote:
         """Serve runs until the end; return only in forks, each of which becomes a run's zygote.
 
-        ``fit``: later runs can use this process, too. ``find_shadowed`` finds a file in a run's folders with the name
-        of a loaded module.
+        ``fit``: later runs can use this process, too.
         """
-        self.find_shadowed, self.cleanup = find_shadowed, cleanup
+        self.cleanup = cleanup
         after, before = dict(os.environ), self.initial_environment
         self.changed_variables = {name: value for name, value in after.items() if before.get(name) != value}
         self.unset_variables = [name for name in before if name not in after]
@@ -240,8 +237,6 @@ class WarmZygoteServer:
         """Return why a run cannot use this zygote; unless the run is the reason, also accept no more runs."""
         if order["fingerprint"] != self.fingerprint:
             return "another run's warm zygote answered"
-        if shadow := self.find_shadowed(order["config"]["sys_path_0"], *order["config"]["import_dirs"]):
-            return f"{shadow} has the name of a module that is imported already"
         try:
             now = {**inherited_state.read_inherited_state(), "SigIgn": self.inherited["SigIgn"]}
         except OSError:  # its folder was deleted, say
