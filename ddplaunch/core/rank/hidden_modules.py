@@ -21,6 +21,9 @@ else:
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
 
 
+_MULTIPROCESSING, _MP_MAIN = "multiprocessing", "__mp_main__"
+
+
 class HiddenModules:
     """The preloaded modules: in the zygote, and from each fork on those of a rank."""
 
@@ -40,6 +43,8 @@ class HiddenModules:
         self.record, self.atexit, self.shared_exits = record, atexit, shared_exits
         self.native_reads = re.compile(native_reads)
         self.modules = {name: sys.modules.pop(name) for name in record.list_added()}
+        if _MULTIPROCESSING in self.modules:
+            sys.modules.pop(_MP_MAIN, None)
         self.every = dict(self.modules)  # those that are handed over, too
         for name, namespace in record.late_children.items():
             namespace.pop(name.rpartition(".")[2], None)
@@ -98,6 +103,14 @@ class HiddenModules:
         for name in self.record.list_added():
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
+
+    def take(self, name: str) -> None:
+        """Put a module into ``sys.modules`` for the program of this rank."""
+        sys.modules[name] = self.modules[name]
+        self.modules.pop(name, None)  # not before: a signal handler may import what needs it
+        self.taken.append(name)
+        if name == _MULTIPROCESSING:  # its import makes an alias of the main module
+            sys.modules[_MP_MAIN] = sys.modules["__main__"]
 
     def summarize(self, name: str) -> tuple[set[str], ImportSummary]:
         """Return what a module's import loads, and what those imports have done that are still hidden."""

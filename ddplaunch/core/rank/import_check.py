@@ -65,14 +65,13 @@ class ImportCheck:
         ``closure``: the modules that it would load; ``summary``: what those do that are still hidden.
         """
         checks = [self._find_other_module(closure), self._find_other_origin(summary), self._find_variable(summary)]
-        checks.append(self._find_distribution(summary))
+        checks += [self._find_distribution(summary), self._find_logger(summary)]
         if summary.packages:
             checks += [
                 self._find_native_state(summary.native),
                 self._find_hook(summary),
                 self._find_file(summary),
                 self._find_filter(summary),
-                self._find_logger(summary),
                 self._find_function(summary),
                 self._find_random_state(summary),
                 self._find_torch_setting(summary),
@@ -182,9 +181,11 @@ class ImportCheck:
 
     def _find_logger(self, summary: ImportSummary) -> str | None:
         logging: Any = sys.modules.get("logging")
-        if logging is None:
+        if not hasattr(logging, "root"):  # its own import runs, or it was not imported
             return None
         loggers, root = logging.root.manager.loggerDict, logging.root
+        if summary.loggers and import_recorder.logger_class(sys.modules) is not self._record.logger_class:
+            return "loggers have another class"
         for name, had_handlers in summary.handlers.items():
             parts = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
             if any(getattr(each, "handlers", ()) for each in (root, *map(loggers.get, parts))) != had_handlers:

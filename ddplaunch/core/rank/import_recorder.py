@@ -86,7 +86,7 @@ class ImportRecorder:
         self._clock = 0
         self._listed: list[str] = []
         self._random_state: object = None
-        self._sees_warnings = False
+        self._sees_warnings = self._sees_loggers = False
         self._begun: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._known, self._logger_count = set(sys.modules), 0
@@ -153,12 +153,13 @@ class ImportRecorder:
         logging: Any = sys.modules.get("logging")
         if hasattr(logging, "root"):
             loggers = logging.root.manager.loggerDict
-            if not self._logger_count:
+            if not self._sees_loggers:
+                self._sees_loggers = True
                 self._replace(logging.Logger, "isEnabledFor", self._record_level)
                 self._replace(logging.Logger, "hasHandlers", self._record_handlers)
             if len(loggers) > self._logger_count:
                 top.loggers.update({name: loggers[name] for name in list(loggers)[self._logger_count :]})
-            self._logger_count = max(1, len(loggers))
+            self._logger_count = len(loggers)
         if missing := len(sys.modules) - len(self._known):
             new = []
             for name in reversed(sys.modules):
@@ -319,6 +320,7 @@ class ImportRecorder:
         }
         preloaded = self.list_added()
         self.native = frozenset(name for name in preloaded if _is_native(name))
+        self.logger_class = logger_class(sys.modules)
         self.summaries: dict[str, tuple[set[str], ImportSummary]] = {}  # of what the zygote itself has imported
         for name in self.effects[""].loaded.keys() & set(preloaded):
             closure = self.closure(name)
@@ -342,9 +344,10 @@ class ImportRecorder:
                         setattr(kept_in, name, wrappers[id(space[name])])
 
     def _find_late_parent(self, name: str) -> Namespace | None:
-        """Return the namespace of a module's parent if it has the module as attribute, set after its own import."""
+        """Return the namespace of a module's parent if it has the module as attribute, not set by its own import."""
         parent, _, child = name.rpartition(".")
-        if not parent or name in self.initial or self._begun.get(name, 0) <= self._ended.get(parent, sys.maxsize):
+        is_own = self._begun.get(parent, 0) < self._begun.get(name, 0) <= self._ended.get(parent, sys.maxsize)
+        if not parent or name in self.initial or is_own:
             return None
         namespace: Namespace = getattr(sys.modules.get(parent), "__dict__", {})
         return namespace if namespace.get(child) is sys.modules[name] else None
@@ -420,6 +423,12 @@ def random_state(modules: Mapping[str, Any]) -> object:
     """Return the state of the generator of the module random; None if that is not among ``modules``."""
     generator = getattr(modules.get("random"), "_inst", None)
     return None if generator is None else generator.getstate()
+
+
+def logger_class(modules: Mapping[str, Any]) -> object:
+    """Return the class of new loggers; None if logging is not among ``modules``."""
+    logging = modules.get("logging")
+    return None if not hasattr(logging, "root") else logging.root.manager.loggerClass or logging.getLoggerClass()
 
 
 def distribution_key(name: str) -> str:

@@ -78,9 +78,7 @@ class ModuleHandover:
         for each in summary.new:
             if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
-            sys.modules[each] = module
-            self._modules.pop(each, None)  # not before: a signal handler may import what needs it
-            self._hidden.taken.append(each)
+            self._hidden.take(each)
             if each != name:
                 self._hidden.included.add(each)
             if each in summary.changing:

@@ -214,6 +214,10 @@ READING = {
     "a random number": ("random.random() < 2", "import random\nrandom.seed(1)"),
     "handlers of a logger": ("logging.getLogger('mine').hasHandlers()", "import logging\nlogging.basicConfig()"),
     "the level of a logger": ("logging.getLogger('a').isEnabledFor(20)", "import logging\nlogging.root.setLevel(10)"),
+    "the class of loggers": (
+        "type(logging.getLogger('new')).__name__",
+        "import logging\nlogging.setLoggerClass(type('L', (logging.Logger,), {}))",
+    ),
     "metadata": (
         "next((each.version for each in importlib.metadata.distributions(name='thing')), None)",
         "sys.path.insert(0, 'folder')",
