@@ -427,7 +427,7 @@ def random_state(modules: Mapping[str, Any]) -> object:
 
 def logger_class(modules: Mapping[str, Any]) -> object:
     """Return the class of new loggers; None if logging is not among ``modules``."""
-    logging = modules.get("logging")
+    logging: Any = modules.get("logging")
     return None if not hasattr(logging, "root") else logging.root.manager.loggerClass or logging.getLoggerClass()
 
 
