@@ -1,8 +1,8 @@
 """The command line: ``main`` runs the command of ``sys.argv``, prints its error and returns its exit code.
 
-Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from the words to the job.
-A command about a run finds it by ``locate``, and its launcher answers to ``client``. Commands of features are in their
-folders, and need not be read.
+Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from the words to the job. A
+command about a run finds it by ``locate``, and its launcher answers to ``client``. Commands of features are in their
+folders.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _report_internal_error(error: Exception) -> int:
         hint = f"the details are in {file.name}"
     except OSError:
         hint = "the details could not be written to a file"
-    print_error(f"bug in ddplaunch: {summary}", f"please report it; {hint}", EXIT_SOFTWARE)
+    print_error(f"bug in ddplaunch: {summary}", hint, EXIT_SOFTWARE)
     return EXIT_SOFTWARE
 
 

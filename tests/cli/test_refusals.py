@@ -281,7 +281,7 @@ def test_a_bug_in_ddplaunch_is_reported_with_its_details_file(tmp_path, folder):
     assert (done.returncode, done.stdout) == (70, "")
     first, second = done.stderr.splitlines()
     assert first == r"Error: bug in ddplaunch: ValueError: of ours\n\x1b[2J\udcff"
-    found = re.fullmatch(r"  please report it; the details are in (\S+)", second)
+    found = re.fullmatch(r"  the details are in (\S+)", second)
     assert found is not None, second
     details = Path(found[1]).read_text()
     assert "in broken" in details

@@ -100,8 +100,8 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def describe_bug(feature: str, error: Exception) -> str:
-    """Describe the exception that disabled a feature, with its traceback and a request to report it."""
+    """Describe the exception that disabled a feature, with its traceback."""
     if was_reinstalled():
         return f"{REINSTALLED_TEXT}: {feature} is left out, the job continues ({type(error).__name__})"
-    what = f"bug in ddplaunch: {feature} failed and is left out, the job continues; please report it"
+    what = f"bug in ddplaunch: {feature} failed and is left out, the job continues"
     return f"{what}:\n{escape_control_chars(format_trace(error))}"

@@ -115,7 +115,7 @@ def _call_hook(hook: Any, error: BaseException) -> None:
 
 def report_bug(what: str, error: Exception) -> None:
     """Print an exception of ddplaunch itself, without which the program goes on."""
-    text = f"bug in ddplaunch: {what} and is left out, the job continues; please report it:\n{_format_exception(error)}"
+    text = f"bug in ddplaunch: {what} and is left out, the job continues:\n{_format_exception(error)}"
     _write(2, text.encode(errors="backslashreplace"))
 
 

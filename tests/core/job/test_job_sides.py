@@ -41,7 +41,7 @@ class Raising(Feature):
 def bugs(job: Job) -> list[str]:
     """The notes on bugs: their first lines."""
     notes = [each.text for each in job.take(messages.NoteMessage) if isinstance(each, messages.NoteMessage)]
-    return [text.partition(";")[0] for text in notes if "bug" in text]
+    return [text.partition(":\n")[0] for text in notes if "bug" in text]
 
 
 def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
