@@ -98,5 +98,5 @@ class Task:
 
 
 def _preempt_signal_name() -> str:
-    """The warning signal that submitit asks the scheduler for (submitit/core/job_environment.py)."""
+    """The warning signal that submitit asks the scheduler for (its core/job_environment.py)."""
     return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")

@@ -1,4 +1,7 @@
-"""Length-prefixed frames on a stream socket: four bytes of length, then the body (in a rank: ``rank.channel``)."""
+"""Length-prefixed frames on a stream socket: four bytes of length, then the body.
+
+Zygotes and ranks, which import the standard library only, have a form of their own: ``core/rank/zygote_channel.py``.
+"""
 
 from __future__ import annotations
 

@@ -8,5 +8,5 @@
 * ``control_socket/``: how a running job answers other commands.
 
 The vocabulary is in ``events.py``, ``messages.py``, ``failures.py``, ``job_config.py`` and ``node_config.py``. To
-change a decision, read these, ``job/`` and ``node/``. Features need not be read: ``feature.py`` has what they can add.
+change a decision, read these, ``job/`` and ``node/``. ``feature.py`` has what features can add.
 """

@@ -3,8 +3,7 @@
 A folder holds all sides of its feature: what it adds to ddplaunch (``feature.py``), its options (``options.py``) and
 command (``command.py``), its part in the launcher (``node.py``), on node 0 (``job.py``) and in the user's processes
 (``rank/``, standard library only), its requests on the control socket (``request.py``) and to all nodes (``rpc.py``),
-its control messages (``messages.py``). To change a feature, read ``core/feature.py`` and its folder; the core and other
-features need not be read.
+its control messages (``messages.py``). To change a feature, read ``core/feature.py`` and its folder.
 """
 
 FEATURES = (

@@ -1,4 +1,4 @@
 """Translates torchrun's command line and variables to ddplaunch's options.
 
-A row in ``torchrun_options`` is an option of torchrun; the rest of the command line need not be read.
+A row in ``torchrun_options`` is an option of torchrun.
 """

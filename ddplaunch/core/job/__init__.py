@@ -1,7 +1,7 @@
 """Coordination of the nodes of a job: joining, attempts, restarts, time limits.
 
 ``machine`` decides, with small parts: it gets events and returns commands (``job_events``), so a change can be tested
-without processes. The network (``core/net``) and features need not be read: their parts are ``JobSide``.
+without processes. Features take part as a ``JobSide``.
 """
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0  # with less, a busy machine would count as lost

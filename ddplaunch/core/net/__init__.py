@@ -1,5 +1,5 @@
 """Connections between the nodes of a job: handshake, heartbeats, clock offsets, authentication.
 
 ``link`` is what a node uses: to node 0 in another process (``coordinator_client``), or in this one
-(``coordinator_server``). Decisions about the job are in ``core/job`` and need not be read.
+(``coordinator_server``). Decisions about the job are in ``core/job``.
 """

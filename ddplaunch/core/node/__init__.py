@@ -4,6 +4,6 @@ Read ``machine`` first: it decides, and begins with its rules. ``node_events`` a
 output, ``node_attempt`` is what it knows. ``runner`` executes the commands; the rest are effects: the zygote's client,
 process tree, channels, files. Each can be read alone, when it is the one that you change.
 
-Decisions about the whole job are in ``core/job``, the zygote's own side in ``core/rank``. Features need not be read:
-their parts are ``NodeSide``.
+Decisions about the whole job are in ``core/job``, the zygote's own side in ``core/rank``. Features take part as a
+``NodeSide``.
 """

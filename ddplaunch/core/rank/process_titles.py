@@ -2,7 +2,7 @@
 
 It overwrites the arguments of the process, and searches for those that Python was started with. In a fork those are the
 zygote's, already overwritten by ddplaunch's title. So right after the import its functions are replaced by ones that
-write as ``processes.set_process_title`` does. Part of the zygote, and bound by its rules.
+write as ``proc_utils.set_process_title`` does. Part of the zygote, and bound by its rules.
 """
 
 from __future__ import annotations

@@ -6,5 +6,5 @@
 - ``request`` attaches a client, and ``client`` is that client: it sends keys or piped text, and shows bytes.
 - ``command`` finds the job, or connects to another node and runs the command there. ``messages`` has all messages.
 
-docs/debugging.md is the reference. The core and other features need not be read.
+docs/debugging.md is the reference.
 """

@@ -1,4 +1,4 @@
 """``ddplaunch devices``: the GPUs and CPUs of this machine, and which are used.
 
-It shows what ``system/devices`` reads; the launcher need not be read.
+It shows what ``system/devices`` reads.
 """

@@ -1,5 +1,4 @@
 """``--notify``: runs a command on each event of the job.
 
-``rank/notifier.py`` is the process that runs the commands; ``node.py`` sends it the events. Who emits them need not be
-read: ``core/events.py`` lists all.
+``rank/notifier.py`` is the process that runs the commands; ``node.py`` sends it the events (``core/events.py``).
 """

@@ -1,4 +1,4 @@
 """Detects nodes of a Slurm step that ended before they joined the job.
 
-Node 0 asks Slurm while it waits; how nodes join need not be read.
+Node 0 asks Slurm while it waits.
 """

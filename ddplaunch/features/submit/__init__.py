@@ -1,6 +1,5 @@
 """``ddplaunch submit``: batch scripts for Slurm, Grid Engine, PBS and LSF, and submitting them.
 
 ``batch_command`` is what the command line of ``manifest`` has in common with it. A new scheduler is a file with a
-``BatchScheduler`` and its line in ``feature.py``; the files of the others, and how a job finds its nodes, need not be
-read.
+``BatchScheduler`` and its line in ``feature.py``.
 """

@@ -1,5 +1,4 @@
 """Warm zygotes, which outlive a run and serve later ones: ``--warm`` and ``ddplaunch warm``.
 
-``rank/`` is the warm zygote itself; the other files are the launcher's side: fingerprint, sockets, requests. How a
-zygote forks ranks (``core/rank/zygote.py``) need not be read.
+``rank/`` is the warm zygote itself; the other files are the launcher's side: fingerprint, sockets, requests.
 """

@@ -1,8 +1,8 @@
 """Detects the cluster system that started this process, from its environment variables.
 
 Each system has a function or a table row in ``systems/``; ``detect`` tries all. No scheduler is queried, but host files
-are read, and some MPI launchers are asked for the hosts over the socket or library that they provide. A new system is
-a function, row or file there. What options override, and how a plan is made of it, need not be read.
+are read, and some MPI launchers are asked for the hosts over the socket or library that they provide. A new system is a
+function, row or file there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads this machine's CPUs, memory and GPUs (``read_hardware``); one file for each GPU vendor, none needs torch.
 
 ``visible_gpus`` decides which of the GPUs a job may use, and in which order. A new vendor is a file and its name in
-``VENDORS``; the files of the others need not be read.
+``VENDORS``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Addresses and ports of this machine, without a connection to another.
 
-How nodes connect is in ``core/net``, and need not be read.
+How nodes connect is in ``core/net``.
 """

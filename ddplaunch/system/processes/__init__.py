@@ -1,5 +1,4 @@
 """Processes and the kernel: children, descendants, signals and limits of processes, for every part of ddplaunch.
 
-``proc_utils`` runs in zygotes and ranks too, so it imports the standard library alone. Each file can be read by itself;
-what starts processes, in the packages above, need not be read.
+``proc_utils`` runs in zygotes and ranks too, so it imports the standard library alone. Each file can be read by itself.
 """

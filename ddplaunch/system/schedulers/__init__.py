@@ -1,4 +1,4 @@
 """Batch jobs as their scheduler shows them: the records of submitted jobs, state, log, and job steps on the nodes.
 
-``scheduler.Scheduler`` is the interface; ``features/submit`` has a file for each one, which need not be read.
+``scheduler.Scheduler`` is the interface; ``features/submit`` has a file for each one.
 """

@@ -1,7 +1,6 @@
 """The checks of one machine, one file per subject: the facts to read, the findings on them, and rows of the report.
 
-A new check is a file here, a line in ``node_checks``, and its fields in ``node_facts``. How the facts of many machines
-come together need not be read.
+A new check is a file here, a line in ``node_checks``, and its fields in ``node_facts``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The HTML report: a run as one self-contained page for a browser, without network access.
 
-A section is a function of ``sections`` and a line below; ``page_run`` has its data. How runs are
-recorded need not be read.
+A section is a function of ``sections`` and a line below; ``page_run`` has its data.
 """
 
 from __future__ import annotations
