@@ -22,6 +22,7 @@ from ddplaunch import __version__
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
+from ddplaunch.cli.console_output import print_note
 from ddplaunch.core.feature import Command, load_features
 
 COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
@@ -70,10 +71,13 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
+        if COMMANDS[cmd_name].module != _RUN:  # which first finds out in which form messages are written
+            print_left_out()
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        print_left_out()
         width = max(map(len, COMMANDS))
         for heading, commands in groupby(COMMANDS.values(), key=lambda command: command.heading):
             with formatter.section(heading):
@@ -139,6 +143,13 @@ def run_with_click(words: list[str]) -> object:
         raise UsageError(error.format_message().rstrip("."), _usage_hint(error)) from None
     except click.Abort:
         raise KeyboardInterrupt from None
+
+
+def print_left_out() -> None:
+    """Print, once, which plug-ins are left out; not where a shell completes a word."""
+    messages = load_features().left_out
+    while messages and COMPLETION_VARIABLE not in os.environ:
+        print_note(messages.pop(0))
 
 
 def _bad_value(error: click.BadParameter) -> str:

@@ -26,6 +26,8 @@ _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
+    if plugins := load_features().plugins:
+        notes.append(f"plug-ins: {', '.join(plugins)} (DDPLAUNCH_PLUGINS=0 to ignore)")
     for _, feature in load_features():
         notes += feature.describe(options, plan, is_remote=is_remote)
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:

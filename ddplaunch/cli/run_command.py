@@ -15,6 +15,7 @@ import click
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
+from ddplaunch.cli.click_commands import print_left_out
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
@@ -61,6 +62,7 @@ class _RunCommand(TargetCommand):
         # Before parsing, so that errors of parsing are written in the requested form too.
         typed_json = "--log-json" in takewhile(lambda word: word != "--", args)
         FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
+        print_left_out()
         known = spellings(self.get_params(ctx))
         translation = translate_torchrun(args, known, os.environ)
         line = split_argv(translation, ArgvGrammar(known), make_option_lookup())

@@ -28,7 +28,30 @@ def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[Option
     return groups
 
 
-GROUPS = tuple(arrange_groups(CORE_GROUPS, (group for _, feature in load_features() for group in feature.options)))
+def _added_groups() -> list[type[OptionGroup]]:
+    """Return the groups of the features, and leave out a plug-in whose options exist already or cannot be declared."""
+    registry, taken = load_features(), _spellings(CORE_GROUPS)
+    groups: list[type[OptionGroup]] = []
+    for name, feature in registry:
+        try:
+            own = _spellings(feature.options)
+            if name in registry.plugins and taken & own:
+                raise ValueError(f"there is an option {min(taken & own)}")
+        except Exception as error:
+            if name not in registry.plugins:
+                raise
+            registry.leave_out(name, error)
+        else:
+            groups += feature.options
+            taken |= own
+    return groups
+
+
+def _spellings(groups: Iterable[type[OptionGroup]]) -> set[str]:
+    return {text for kind in groups for option in declared_options(kind) for text in (*option.opts, option.name)}
+
+
+GROUPS = tuple(arrange_groups(CORE_GROUPS, _added_groups()))
 """All groups, in the order of the help."""
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))

@@ -3,10 +3,13 @@
 A feature is a folder in ``features/`` and a line in ``features/__init__.py``. Its ``feature.py`` defines ``FEATURE``:
 an instance of a subclass of ``Feature``, which describes what it adds to ddplaunch. Every ``feature.py`` is imported
 whenever ddplaunch starts, so it imports the other files of its folder inside its methods.
+
+A *plug-in* is a feature of an installed package, by an entry point in ``ddplaunch.features``: docs/plugins.md.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch.base.entry_points import EntryPoint, find_entry_points
 from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
 
+PLUGIN_GROUP = "ddplaunch.features"
+PLUGINS_VARIABLE = "DDPLAUNCH_PLUGINS"  # "0" leaves all plug-ins out
+
 M = TypeVar("M", bound="Message")
 S = TypeVar("S", bound="NodeSide")
 
@@ -67,7 +74,7 @@ class RankSide(NamedTuple):
     by path, without a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
     """
 
-    file: str  # below the package, without suffix, in a folder "rank"
+    file: str  # below the package, without suffix, in a folder "rank"; of a plug-in: the absolute path
     settings: Mapping[str, object]  # plain data
 
 
@@ -339,21 +346,56 @@ class Feature:
 
 
 class FeatureRegistry:
-    """The features, in the order of the list; without those that require a missing one."""
+    """The features, in the order of the list; without those that require a missing one. Plug-ins are the last."""
 
     def __init__(self, names: Iterable[str], package: str) -> None:
         """``names``: subfolders of ``package``."""
-        self._package = package
         self._features: dict[str, Feature] = {}
+        self._packages: dict[str, str] = {}  # of each feature: with a dot behind it, where names of its modules begin
+        self.plugins: list[str] = []
+        self.left_out: list[str] = []
+        """Messages: plug-ins that cannot be used, and why."""
         for name in names:
             feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
             if all(other in self._features for other in feature.requires):
-                self._features[name] = feature
-                for entry in feature.schedulers:
-                    register_scheduler(*entry._replace(module=f"{package}.{name}.{entry.module}"))
+                self._add(name, feature, f"{package}.{name}.")
+
+    def _add(self, name: str, feature: Feature, package: str) -> None:
+        self._features[name], self._packages[name] = feature, package
+        for entry in feature.schedulers:
+            register_scheduler(*entry._replace(module=package + entry.module))
+
+    def add_plugin(self, entry: EntryPoint) -> None:
+        """Add the feature of an installed package; if that is not possible, leave it out, with a message."""
+        name = f"{entry.name} ({entry.distribution})"
+        try:
+            module = import_module(entry.module)
+            feature = getattr(module, entry.attribute or "FEATURE")
+            if not isinstance(feature, Feature):
+                raise TypeError(f"{entry.module}:{entry.attribute or 'FEATURE'} is not a Feature")
+            if missing := [other for other in feature.requires if other not in self._features]:
+                raise LookupError(f"it requires the feature {missing[0]}")
+            known, commands = {entry.name for entry in self._schedulers()}, self.commands()
+            if taken := [each.name for each in feature.commands if each.name in commands]:
+                raise ValueError(f"there is a command {taken[0]}")
+            if taken := [each.name for each in feature.schedulers if each.name in known]:
+                raise ValueError(f"there is a scheduler {taken[0]}")
+            self._add(name, feature, f"{module.__package__}." if module.__package__ else "")
+            self.plugins.append(name)
+        except (Exception, SystemExit) as error:
+            self.leave_out(name, error)
+
+    def leave_out(self, name: str, why: BaseException) -> None:
+        """Remove a plug-in, with a message for the user."""
+        if self._features.pop(name, None):
+            self.plugins.remove(name)
+        self.left_out.append(f"the plug-in {name} is left out: {type(why).__name__}: {why}")
+
+    def _schedulers(self) -> Iterator[SchedulerEntry]:
+        return (entry for _, feature in self for entry in feature.schedulers)
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
-        return iter(self._features.items())
+        return iter([*self._features.items()])
 
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
@@ -366,7 +408,7 @@ class FeatureRegistry:
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
         return {
-            command.name: command._replace(module=f"{self._package}.{name}.{command.module}")
+            command.name: command._replace(module=self._packages[name] + command.module)
             for name, feature in self
             for command in feature.commands
         }
@@ -380,11 +422,17 @@ class FeatureRegistry:
         """Import and yield the modules that features name in this attribute."""
         for name, feature in self:
             for module in getattr(feature, attribute):
-                yield import_module(f"{self._package}.{name}.{module}")
+                yield import_module(self._packages[name] + module)
 
 
 @cache
 def load_features() -> FeatureRegistry:
-    """Import the features of ``features/__init__.py``, which is not imported by name: it is above the core."""
+    """Import the features of ``features/__init__.py``, which is not imported by name: it is above the core.
+
+    Then those of installed packages.
+    """
     package = "ddplaunch.features"
-    return FeatureRegistry(import_module(package).FEATURES, package)
+    registry = FeatureRegistry(import_module(package).FEATURES, package)
+    for entry in find_entry_points(PLUGIN_GROUP) if os.environ.get(PLUGINS_VARIABLE) != "0" else ():
+        registry.add_plugin(entry)
+    return registry
