@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from functools import partial
 from typing import TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
@@ -25,14 +24,14 @@ from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.feature import FeatureContext, load_features
+from ddplaunch.core.feature import FeatureContext, NodeSide, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.runner import NodeRunner
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.output.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, make_screen
@@ -112,22 +111,36 @@ class NodeJob:
             self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note
         )
         self._sides = sides = NodeSides(loop, self.report_bug)
-        parts = (loop, self._screen, self._log, observers, sides, start.tree)
-        self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
-        context = partial(
-            FeatureContext,
+        self._runner = runner = NodeRunner(
             plan,
             node_config,
             job_config,
-            options,
-            cluster_env,
-            self,
-            runner.context,
-            runner.tree,
-            self._screen,
-            self._log,
+            loop=loop,
+            screen=self._screen,
+            log=self._log,
+            observers=observers,
+            sides=sides,
+            tree=start.tree,
+            listener_socket=listener_socket,
         )
-        sides.make(context)
+
+        def make_context(loop: IsolatedLoop, earlier: tuple[NodeSide, ...]) -> FeatureContext:
+            return FeatureContext(
+                plan=plan,
+                config=node_config,
+                job_config=job_config,
+                options=options,
+                cluster_env=cluster_env,
+                job=self,
+                node=runner.context,
+                tree=runner.tree,
+                screen=self._screen,
+                log=self._log,
+                loop=loop,
+                earlier=earlier,
+            )
+
+        sides.make(make_context)
         observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self)
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from itertools import takewhile
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
@@ -35,9 +36,10 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature import RunInstead, load_features
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.output.log_message import FORMATTER
+from ddplaunch.system.target.target import Target
 
 
 class _RunCommand(TargetCommand):
@@ -103,10 +105,19 @@ def run(ctx: click.Context, /, **_: object) -> int:
     with ExitStack() as undo:  # called unless the job starts
         try:
             options, file_notes = with_project_defaults(options, current_directory(), os.environ)
-            planned = _make_plan(options, parse_notes, file_notes)
-            if isinstance(planned, int):
-                return planned
-            inputs, plan = planned[0], planned[0].plan
+            options[DryRun].check_contradictions(options)
+            target = resolve_target(options, parse_notes.lookalike_note)
+            check_token(options[Nodes].token)
+            instead = load_features().run_instead(options)
+            if instead:
+                instead.check()
+                if not options[DryRun].dry_run:
+                    return _run_instead(instead, target, options, parse_notes, file_notes)
+            inputs, show_rules = _make_plan(options, target, instead, parse_notes, file_notes)
+            if options[DryRun].dry_run:
+                print_plan(inputs.plan, inputs.options, parse_notes.alternative_command, is_remote=instead is not None)
+                return 0
+            plan = inputs.plan
             from ddplaunch.cli.node_start import NodeStart
 
             start = NodeStart(inputs.options, plan)
@@ -118,7 +129,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
             check_nodes(plan, job_config, print_notes)
             if plan.nnodes > 1:
                 listener_socket = listen_on_node_zero(plan, job_config)
-            job = build_node_job(*planned, start, job_config, listener_socket)
+            job = build_node_job(inputs, show_rules, start, job_config, listener_socket)
             undo.pop_all()
         except UsageError as error:
             from ddplaunch.cli import declining
@@ -131,30 +142,37 @@ def run(ctx: click.Context, /, **_: object) -> int:
     return job.run()
 
 
+def _run_instead(
+    instead: RunInstead, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
+) -> int:
+    """Run the job by a feature, in place of a launcher here; return its exit code."""
+    FORMATTER.run_id = options[Nodes].run_id or new_run_id()
+    print_notes(*parse_notes.torchrun_notes, *file_notes, *_lookalikes(parse_notes))
+    return instead.run(target, FORMATTER.run_id)
+
+
+def _lookalikes(parse_notes: ParseNotes) -> list[str]:
+    return [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
+
+
 def _make_plan(
-    options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
-) -> tuple[PlanInputs, ShowRules] | int:
-    """Return the plan and the ranks whose output is shown; the exit code if the job does not run here."""
-    options[DryRun].check_contradictions(options)
-    target = resolve_target(options, parse_notes.lookalike_note)
-    check_token(options[Nodes].token)
+    options: Options,
+    target: Target,
+    instead: RunInstead | None,
+    parse_notes: ParseNotes,
+    file_notes: tuple[str, ...],
+) -> tuple[PlanInputs, ShowRules]:
+    """Return the plan and the ranks whose output is shown; ``instead``: what a dry run is for."""
     notes = [*parse_notes.torchrun_notes, *file_notes]
-    lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
-    if instead := load_features().run_instead(options):
-        instead.check()
-        if not options[DryRun].dry_run:
-            FORMATTER.run_id = options[Nodes].run_id or new_run_id()
-            print_notes(*notes, *lookalikes)
-            return instead.run(target, FORMATTER.run_id)
+    if instead:
         options, note = instead.options_for_dry_run()
         notes.insert(0, note)
     planning = prepare_plan(options, target, notes, remote=instead is not None)
-    plan = instead.complete_plan(planning.plan, planning.options) if instead else planning.plan
+    if instead:
+        planning = replace(planning, plan=instead.complete_plan(planning.plan, planning.options))
+    plan = planning.plan
     FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
     show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
-        print_notes(*lookalikes)
-    if options[DryRun].dry_run:
-        print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=instead is not None)
-        return 0
+        print_notes(*_lookalikes(parse_notes))
     return planning, show_rules

@@ -15,8 +15,7 @@ class TorchInfo(Struct, frozen=True):
     version: TextLine
     cuda: TextLine | None  # the version it was built for
     nccl: TextLine | None
-    cuda_works: bool
-    devices: Count  # GPUs that it can use
+    devices: Count  # GPUs that it can use; 0 if CUDA does not work
     architectures: tuple[TextLine, ...] = ()  # "sm_90", for which its kernels were compiled
     capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
     why_not: TextLine | None = None  # why CUDA does not work

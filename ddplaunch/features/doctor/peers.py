@@ -41,6 +41,7 @@ class DoctorPeer:
         self.error = error  # why it does not answer any more, for the user
         self.answer: TaggedMessage | None = None  # the reply to the last request
         self.sent = self.took = 0.0  # wall-clock time of the last request, and how long the reply took
+        self._began = 0.0  # the same moment by time.monotonic()
         self._loop = loop
         self._connection: Connection[Any] | None = None
         self._ready = False

@@ -58,6 +58,7 @@ class RankProfiler:
         seconds = min(self._request.seconds, request.timeout_s - torch_s - _TRANSFER_S)  # never beyond the deadline
         self._ticks = max(1, round(seconds / TICK_INTERVAL_S))
         self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
+        self._began = 0.0  # by time.monotonic()
 
     def start(self) -> None:
         """Request the profiles; with torch's profiler, the ranks' time begins when all of this node have started it."""

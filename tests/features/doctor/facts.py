@@ -13,7 +13,7 @@ FACTS = NodeFacts(
     ddplaunch="0.1.0",
     python="3.11.7",
     kernel="6.18",
-    torch=TorchInfo("2.13.0", cuda=None, nccl=None, cuda_works=False, devices=0),
+    torch=TorchInfo("2.13.0", cuda=None, nccl=None, devices=0),
     torch_error=None,
     gpus=(),
     gpus_error=None,

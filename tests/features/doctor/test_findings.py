@@ -21,7 +21,7 @@ from ddplaunch.system.plan.hardware import LostGpu
 from tests.features.doctor.facts import FACTS, describe_findings
 from tests.features.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
 
-TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
+TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", devices=4)
 
 
 def gpus(*indices):
@@ -51,7 +51,7 @@ def test_a_lost_gpu_is_the_one_finding():
     """A lost GPU is reported alone, without CUDA's failure and without the different number of GPUs."""
     well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
     why_not = "CUDA unknown error"
-    lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
+    lost = replace(well, torch=replace(TORCH, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
     assert describe_findings(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
         f"error n1 GPU 1: {NO_GPU_ANSWER}: GPU is lost"
     ]

@@ -17,7 +17,7 @@ from ddplaunch.system.plan.hardware import GpuProcess
 from tests.features.doctor.facts import FACTS, GIB, describe_findings
 
 MIB = 1 << 20
-CUDA = TorchInfo("2.13.0", "13.0", "2.28", True, 1, ("sm_80", "sm_90a", "compute_70"), ("sm_86",))
+CUDA = TorchInfo("2.13.0", "13.0", "2.28", 1, ("sm_80", "sm_90a", "compute_70"), ("sm_86",))
 GPU = GpuHealth(0, "H100", "570.86", 80 * GIB, 0, ())
 
 
@@ -40,7 +40,7 @@ def folder(what, free=None, **more):
         ({"torch": None, "torch_error": "OSError: libcudart"}, "error n0: OSError: libcudart"),
         (one_gpu(), "error n0: torch 2.13.0 was built without CUDA, but this machine has 1 GPU"),
         (one_gpu(driver=None), None),  # of another vendor
-        ({"torch": replace(CUDA, cuda_works=False, why_not="driver too old"), **one_gpu()},
+        ({"torch": replace(CUDA, why_not="driver too old"), **one_gpu()},
          "error n0: torch cannot use CUDA 13.0 with driver 570.86: driver too old"),
         (built_for("sm_86", "sm_80"), None),
         (built_for("sm_80", "sm_80"), None),

@@ -56,7 +56,7 @@ def read_torch() -> TorchFacts:
         nccl = ".".join(map(str, module.cuda.nccl.version()))
     count = module.cuda.device_count() if works else 0
     more = tuple(architectures), tuple(capabilities), why_not
-    return TorchFacts(TorchInfo(str(module.__version__), cuda, nccl, works, count, *more), None)
+    return TorchFacts(TorchInfo(str(module.__version__), cuda, nccl, count, *more), None)
 
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:

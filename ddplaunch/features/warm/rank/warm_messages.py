@@ -34,18 +34,12 @@ class ToWarm(TypedDict):
     """A request to a warm zygote, or to a run's zygote.
 
     ``run``: fork a zygote; attached are the order, the zygote's control socket, the guardian's socket to the launcher.
+    That socket gets "declined" with a reason, or "zygote_offer" with the zygote's pid, whose pidfd is attached.
     ``fd_handover``: the launcher's descriptors are attached. ``stop``: exit after the current runs; as for ``status``,
     the reply is a ``WarmStatus``.
     """
 
     op: Literal["run", "fd_handover", "status", "stop"]
-
-
-class ZygoteOffer(TypedDict):
-    """A run's zygote waits for ``fd_handover``; its pidfd is attached as in ``SpawnedMessage``."""
-
-    op: Literal["zygote_offer"]
-    pid: int
 
 
 class WarmStatus(TypedDict):
@@ -60,13 +54,6 @@ class WarmStatus(TypedDict):
     modules: list[str]
     working_dir: str  # of it and its runs
     is_ending: bool
-
-
-class RunDeclined(TypedDict):
-    """A warm zygote cannot serve this run."""
-
-    op: Literal["declined"]
-    reason: str
 
 
 class GuardianExited(TypedDict):
