@@ -54,7 +54,8 @@ THIRD_PARTY = {
     "core": {"click", "msgspec", "psutil", "torch"},
     "cli": {"click", "msgspec", "rich", "tomli"},
     "features": {
-        *("IPython", "click", "cloudpickle", "debugpy", "msgspec", "psutil", "pytest", "rich", "torch", "yaml"),
+        *("IPython", "click", "cloudpickle", "debugpy", "jinja2", "msgspec", "psutil", "pytest", "rich", "torch"),
+        "yaml",
         "typing_extensions",  # for types alone
     },
 }

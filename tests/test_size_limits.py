@@ -12,7 +12,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 LONGEST_FILE, LONGEST_FUNCTION = 500, 75
 """Lines: what can be read at once, and what is seen at once."""
 
-IMPORTED_ON_USE = {"torch", "IPython", "submitit", "psutil", "ctypes", "tempfile", "importlib"}
+IMPORTED_ON_USE = {"torch", "IPython", "submitit", "jinja2", "psutil", "ctypes", "tempfile", "importlib"}
 """Not every environment has these, or most runs do without, and they cost milliseconds."""
 
 LATE_IMPORTS = {

@@ -1,6 +1,7 @@
 """The HTML report: a run as one self-contained page for a browser, without network access.
 
-A section is a function of ``sections`` and a line below; ``page_run`` has its data.
+``page.html.jinja`` is the page. What is in a section comes from a function of ``sections``, ``timeline``, ``charts`` or
+``output_section`` and is a line below; ``page_run`` has the data of all.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.features.runs.html_report import charts, output_section, sections, timeline
-from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH, STYLE, Markup, element
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageInputs, PageRun
+from ddplaunch.features.runs.html_report.template import SCRIPT, SCRIPT_HASH, STYLE, load_template
 from ddplaunch.features.runs.run_record import RunRecord
 
 STDOUT = "-"
@@ -32,32 +33,30 @@ def content_security_policy(*, live: bool) -> str:
 def render_page(shares: Sequence[RunRecord], inputs: PageInputs = _NOTHING) -> str:
     """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
     run = PageRun.from_records(shares, inputs)
-    life = [timeline.timeline_section(run), charts.charts_section(run)]
-    seen, now = [*sections.inspections(run)], [output_section.output_section(run)]
-    parts = (
-        sections.failure(run),
-        *(life if run.first.code == 0 else [*seen[-1:], *now, *life]),
-        sections.slow_ranks(run),
-        sections.resources(run),
-        sections.hosts(run),
-        *([*now, *seen] if run.first.code == 0 else seen[:-1]),  # less important after success
-        sections.notes(run),
-        sections.plan(run),
-        sections.facts(run),
+    return load_template("page.html.jinja").render(
+        run=run,
+        ended_well=run.first.code == 0,
+        policy=content_security_policy(live=inputs.live),
+        style=STYLE,
+        script=SCRIPT,
+        refresh_s=REFRESH_S,
+        header=sections.header(run),
+        failure=sections.failure(run),
+        inspections=[*sections.inspections(run)],
+        output=output_section.output(run),
+        ticks=[*timeline.axis(run.total)],
+        timeline=timeline.timeline(run),
+        charts=charts.charts(run),
+        slow=sections.slow_ranks(run),
+        resources=sections.resources(run),
+        hosts=sections.hosts(run),
+        notes=sections.notes(run),
+        plan=inputs.plan,
+        devices=sections.devices(run),
+        command=sections.command(run),
+        facts=[*sections.facts(run)],
+        footer=sections.footer(run),
     )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=content_security_policy(live=inputs.live)),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{run.name}: ddplaunch"),
-        element("style", Markup(STYLE)),
-    )
-    script = element("script", Markup(SCRIPT))
-    body = element("body", sections.header(run), element("main", *filter(None, parts)), sections.footer(run), script)
-    every = REFRESH_S if inputs.live else None
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en', data_renewed=every)}\n"
 
 
 def write_page(shares: Sequence[RunRecord], file: str, inputs: PageInputs) -> None:

@@ -8,9 +8,8 @@ from statistics import median
 from typing import NamedTuple
 
 from ddplaunch.base.text import format_elapsed, format_size
-from ddplaunch.features.runs.html_report.html import Markup, element, section_with_heading
 from ddplaunch.features.runs.html_report.page_run import PageRun
-from ddplaunch.features.runs.html_report.timeline import LABELS, axis, mark
+from ddplaunch.features.runs.html_report.timeline import LABELS, Box, at
 from ddplaunch.features.samples.sample import GpuSample, RankSample
 
 CHART_STEPS = 200
@@ -102,79 +101,64 @@ def _build_panels(run: PageRun) -> Iterator[_Panel]:
             yield _Panel(each, low, [median(values) if values else None for values in known], high)
 
 
-def charts_section(run: PageRun) -> Markup | None:
-    """Build the charts, one below the other on one axis; None without samples."""
+def charts(run: PageRun) -> Mapping[str, object] | None:
+    """Return the charts; None without samples."""
     panels = [*_build_panels(run)]
     if not panels:
         return None
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
-    drawn = [_draw_stall(run, *stall, height) for stall in run.stalls]
-    labels = []
-    for place, panel in enumerate(panels):
-        drawn += _draw_panel(panel, step * place)
-        for text, y in (panel.metric.format(panel.top), 10), ("0", _HEIGHT):
-            labels.append(element("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
+    labels = [
+        (text, step * place + _TITLE + y)
+        for place, panel in enumerate(panels)
+        for text, y in ((panel.metric.format(panel.top), 10), ("0", _HEIGHT))
+    ]
     restarts = [each for each in run.attempts if each.number]
-    drawn += [mark(run.percent_at(each.began), f"attempt {each.number} began", height) for each in restarts]
-    drawn += _build_tooltips(panels, run.total, height)
-    size = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
-    chart = element("svg", *drawn, *axis(run.total, height), **size)
-    names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     legend = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
     legend += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.stalls)
-    about = element("p", " ".join(legend), class_="dim")
-    return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
+    return {
+        "legend": " ".join(legend),
+        "height": height,
+        "labels": labels,
+        "labels_width": LABELS,
+        "steps": CHART_STEPS,
+        "stalls": [_build_stall(run, *stall, height) for stall in run.stalls],
+        "panels": [_draw_panel(panel, step * place) for place, panel in enumerate(panels)],
+        "restarts": [(at(run, each.began), f"attempt {each.number} began") for each in restarts],
+        "tooltips": [*_build_tooltips(panels, run.total, height)],
+    }
 
 
-def _draw_panel(panel: _Panel, y: int) -> Iterator[Markup]:
+def _draw_panel(panel: _Panel, y: int) -> Mapping[str, object]:
     to_text = panel.metric.format
     known = [each for each in panel.middle if each is not None]
     title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
-    yield element("text", title, x=0, y=y + 12, class_="title")
-    parts = (
-        element("path", d=_band_path(panel.low, panel.high, panel.top), class_="band"),
-        element("path", d=_line_path(panel.middle, panel.top), class_="line"),
-    )
-    yield _build_stretched_svg(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
-    yield element("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
+    line, band = _line_path(panel.middle, panel.top), _band_path(panel.low, panel.high, panel.top)
+    return {"title": title, "y": y, "line": line, "band": band}
 
 
-def _build_stretched_svg(steps: int, *content: Markup, **attributes: object) -> Markup:
-    """Build a drawing of ``steps`` by 100 units that is stretched to its container."""
-    box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
-    return element("svg", *content, **box, **attributes)
-
-
-def _draw_stall(run: PageRun, began: float, ended: float, height: int) -> Markup:
+def _build_stall(run: PageRun, began: float, ended: float, height: int) -> Box:
     left, right = run.percent_at(began), run.percent_at(ended)
-    rect = element("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
-    return element("g", rect, element("title", f"stalled for {format_elapsed(ended - began)}"))
+    title = f"stalled for {format_elapsed(ended - began)}"
+    return Box(title, f"{left:.2f}%", f"{max(right - left, 0.2):.2f}%", 0, height)
 
 
-def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
+def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Box]:
     """Yield transparent stripes whose tooltips have the values at their middles."""
     for place in range(HOVER_STRIPES):
         step = CHART_STEPS * (2 * place + 1) // (2 * HOVER_STRIPES)
         texts = [text for panel in panels if (text := panel.describe(step))]
         if texts:
             width = 100 / HOVER_STRIPES
-            rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
-            when = f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}"
-            yield element("g", rect, element("title", "\n".join([when, *texts])))
+            title = "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *texts])
+            yield Box(title, f"{place * width:.2f}%", f"{width:.2f}%", 0, height)
 
 
-def sparkline(values: Sequence[float | None], top: float) -> Markup:
-    """Build a small chart for a cell of a table."""
-    path = element("path", d=_line_path([*values], top), class_="line")
-    return _build_stretched_svg(len(values), path, class_="small", aria_hidden="true")
-
-
-def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
-    """Build a small chart of a metric for each rank that has samples, all on one scale."""
+def sparklines(run: PageRun, field: str) -> Mapping[int, str]:
+    """Return the SVG path of a small chart of a metric for each rank that has samples, all on one scale."""
     found = metric_over_time(run, field, SPARKLINE_STEPS)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
-    return {rank: sparkline(values, top) for rank, values in found.items() if top}
+    return {rank: _line_path(values, top) for rank, values in found.items() if top}
 
 
 def _line_path(values: Values, top: float) -> str:

@@ -1,4 +1,4 @@
-"""Sections of the page: header, failure, stacks, slow ranks, resources, hosts, notes, plan and facts of a run."""
+"""What the sections of the page say: header, failure, stacks, slow ranks, resources, hosts, notes, plan and facts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -22,15 +22,7 @@ from ddplaunch.features.inspect.diagnosis.stack_groups import StackGroup, group_
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.inspect.stacks_text import inspection_notes as notes_on
-from ddplaunch.features.runs.html_report.charts import sparklines
-from ddplaunch.features.runs.html_report.html import (
-    Markup,
-    concat,
-    definition_list,
-    element,
-    section_with_heading,
-    table,
-)
+from ddplaunch.features.runs.html_report import charts
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageRun, RankRow, time_of_day
 
 _STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
@@ -43,43 +35,34 @@ _DRAWN = 256  # up to this many ranks have small charts
 _FOLDED = 32  # with more ranks, the table of resources is folded
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
+Shown = Mapping[str, object]
+"""What a section shows, by the names in the template."""
 
-def header(run: PageRun) -> Markup:
-    """Build the header: name, state, target and goodput of the run."""
+
+def header(run: PageRun) -> Shown:
+    """Return what is below the name and the target of the run."""
     record = run.first
-    fate = element("span", record.fate.value, class_=f"fate {_STATE_CLASSES.get(record.fate.value, 'stopped')}")
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
     ranks = f"{format_count(record.world_size, 'rank')}{nodes}"
     line = f"{code}{format_elapsed(run.ended - run.began)}, {ranks}, {time_of_day(run.began)}"
-    return element(
-        "header",
-        element("h1", run.name, " ", fate),
-        element("p", element("code", record.target)),
-        element("p", line),
-        *([element("p", run.inputs.effective)] if run.inputs.effective else []),
-    )
+    return {"state": _STATE_CLASSES.get(record.fate.value, "stopped"), "line": line}
 
 
-def notes(run: PageRun) -> Markup | None:
-    """Build the list of notes, which were printed while the job ran; None without notes."""
+def notes(run: PageRun) -> Sequence[str]:
+    """Return the notes that were printed while the job ran."""
     found = list(dict.fromkeys(note for share in run.shares for note in share.notes))
-    if not found:
-        return None
     more = [f"and {len(found) - _MAX_NOTES} more"] if len(found) > _MAX_NOTES else []
-    items = (element("li", note) for note in (*found[:_MAX_NOTES], *more))
-    return section_with_heading("Notes", element("ul", *items), id="notes")
+    return [*found[:_MAX_NOTES], *more]
 
 
-def facts(run: PageRun) -> Markup:
-    """Build the facts on the run."""
-    return section_with_heading("Run", definition_list(_list_facts(run)), id="run")
+def command(run: PageRun) -> str:
+    return shlex.join(run.first.argv)
 
 
-def _list_facts(run: PageRun) -> Iterator[tuple[str, str]]:
+def facts(run: PageRun) -> Iterator[tuple[str, str]]:
+    """Yield facts on the run, after its id and command."""
     record = run.first
-    yield "run id", record.run_id
-    yield "command", element("code", shlex.join(record.argv))
     yield "folder", record.cwd
     hosts = dict.fromkeys(rank.rank.host for each in run.attempts for rank in each.rows if rank.rank.host)
     yield "hosts", join_names(hosts) or record.host
@@ -95,8 +78,8 @@ def _list_facts(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "records", f"of {len(run.shares)} of {record.nnodes} nodes; the other records are on their hosts"
 
 
-def slow_ranks(run: PageRun) -> Markup | None:
-    """Build the table of slow ranks, by how often they were behind; None without slow ranks."""
+def slow_ranks(run: PageRun) -> Shown | None:
+    """Return the slow ranks; None without any."""
     shares = {rank: row.behind for rank, row in run.average_samples.items() if row.behind is not None}
     if sum(map(len, run.inputs.readings)) < _MIN_SAMPLES or len(shares) < 2:
         return None
@@ -109,17 +92,16 @@ def slow_ranks(run: PageRun) -> Markup | None:
         "Behind: the share of samples in which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
-    about = element("p", explanation, class_="dim")
-    return section_with_heading("Who was slow", table(["rank", "host", "behind"], rows), about, id="slow")
+    return {"rows": rows, "explanation": explanation}
 
 
-def hosts(run: PageRun) -> Markup | None:
-    """Build the table of hosts with the failures and usage of their ranks; None with one host only."""
+def hosts(run: PageRun) -> Sequence[Sequence[str]]:
+    """Return a row for each host, with the failures and usage of its ranks; none with one host only."""
     ranks_of: dict[str, list[int]] = {}
     for rank, host in run.hosts.items():
         ranks_of.setdefault(host or "–", []).append(rank)
     if len(ranks_of) < 2:
-        return None
+        return []
     failures = Counter(each.verdict.first.host for each in run.attempts if each.verdict)
     used = run.average_samples
     rows = []
@@ -128,88 +110,69 @@ def hosts(run: PageRun) -> Markup | None:
         cpus = f"{100 * sum(each.cpus or 0.0 for each in known) / len(known):.0f} %" if known else "–"
         memory = format_size(int(max(each.memory or 0.0 for each in known))) if known else "–"
         rows.append([host, format_ranks(ranks).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
-    heads = ["host", "ranks", "failed first", "CPU of a rank", "memory of a rank"]
-    return section_with_heading("Hosts", table(heads, rows), id="hosts")
+    return rows
 
 
-def plan(run: PageRun) -> Markup | None:
-    """Build the plan, with the source of each value; None if it was not recorded."""
-    saved = run.inputs.plan
-    if saved is None:
-        return None
-    values = ((name, concat(value, " ", element("span", source, class_="dim"))) for name, value, source in saved.facts)
-    devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in saved.ranks[:_MAX_DEVICES]]
-    variables = [[name, value] for name, value in saved.variables]
-    more = element(
-        "details",
-        element("summary", "Devices and variables"),
-        table(["rank", "device", "CPUs"], devices),
-        table(["variable", "value"], variables),
-    )
-    return section_with_heading("Plan", definition_list(values), more, id="plan")
+def devices(run: PageRun) -> Sequence[Sequence[str]]:
+    """Return a row for each rank of the plan: its device and CPUs."""
+    ranks = run.inputs.plan.ranks[:_MAX_DEVICES] if run.inputs.plan else ()
+    return [[str(rank), device, cpus or "–"] for rank, device, cpus in ranks]
 
 
-def footer(run: PageRun) -> Markup:
-    """Build the footer: version and time."""
+def footer(run: PageRun) -> str:
     live = f"; renewed every {REFRESH_S} s while the job runs" if run.inputs.live else ""
-    return element("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
+    return f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}"
 
 
-def failure(run: PageRun) -> Markup | None:
-    """Build the failure report; None without a failure."""
+def failure(run: PageRun) -> Shown | None:
+    """Return the failure report; None without a failure."""
     if run.verdict is None:
         return None
     headline, *lines = _STYLES.sub("", render_verdict(run.verdict, run.first.nnodes)).splitlines()
     report = "\n".join(line.removeprefix("  ") for line in lines)
-    title = element("p", headline.removeprefix("ddplaunch: "), class_="headline")
-    return section_with_heading("Failure", title, *([element("pre", report)] if report else []), id="failure")
+    return {"headline": headline.removeprefix("ddplaunch: "), "report": report}
 
 
-def inspections(run: PageRun) -> Iterator[Markup]:
-    """Yield a section for each inspection of the ranks."""
+def inspections(run: PageRun) -> Iterator[Shown]:
+    """Yield the inspections of the ranks."""
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
-        when = f"after {format_elapsed(each.moment - run.began)}"
         # Without waits in a failed run, the ranks that waited may have ended: the headline has the reason.
         waited = find_waits(each) or run.verdict is None
-        texts = [element("li", text) for text in describe_waits(each)] if waited else []
-        waits = [element("ul", *texts, class_="waits")] if waited else []
-        title = concat("What the ranks were doing, ", element("span", when, class_="dim"))
-        notes = (element("p", note, class_="dim") for note in notes_on(each))
-        groups = (_group(group, each, place < _OPEN) for place, group in enumerate(group_ranks(each)))
-        yield section_with_heading(title, *waits, *notes, *groups, id=f"stacks-{number}")
+        groups = [_show_group(group, each, is_open=place < _OPEN) for place, group in enumerate(group_ranks(each))]
+        yield {
+            "number": number,
+            "when": f"after {format_elapsed(each.moment - run.began)}",
+            "waits": [*describe_waits(each)] if waited else [],
+            "notes": notes_on(each),
+            "groups": groups,
+        }
 
 
-def _group(group: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
-    """Build a stack group: its ranks, and the stacks of the first of them."""
+def _show_group(group: StackGroup, inspection: Inspection, *, is_open: bool) -> Shown:
     members = set(group.ranks)
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
-    where = element("span", f" on {join_names(hosts)}", class_="dim") if hosts else ""
     waited = f" for {format_elapsed(group.waited_s)}" if group.waited_s is not None else ""
-    head = concat(element("b", format_ranks(group.ranks)), where, f": {group.description}{waited}")
-    if threads := [*_build_threads(group.example)]:
-        return element("details", element("summary", head), *threads, open="" if unfolded else None)
     ended = group.example.condition is ProcessCondition.EXITED
-    why = f"; no stack: {group.example.no_stack}" if group.example.no_stack and not ended else ""
-    return element("p", concat(head, why), class_="stackless")
+    return {
+        "ranks": format_ranks(group.ranks),
+        "where": f" on {join_names(hosts)}" if hosts else "",
+        "doing": f"{group.description}{waited}",
+        "stacks": [*_list_stacks(group.example)],
+        "why_stackless": f"; no stack: {group.example.no_stack}" if group.example.no_stack and not ended else "",
+        "is_open": is_open,
+    }
 
 
-def _build_threads(rank: RankInspection) -> Iterator[Markup]:
+def _list_stacks(rank: RankInspection) -> Iterator[tuple[str, Sequence[Frame]]]:
+    """Yield title and frames of each thread and busy worker; the only thread has no title."""
     threads = [each for each in rank.threads if each.frames]
     for number, thread in enumerate(threads):
-        if len(threads) > 1:
-            title = thread.title if thread.name else f"thread {number}"
-            name = "main thread" if thread is rank.threads[0] else title
-            yield element("p", name, class_="dim")
-        yield element("ol", *map(_build_frame, thread.frames), class_="stack")
+        title = thread.title if thread.name else f"thread {number}"
+        name = "main thread" if thread is rank.threads[0] else title
+        yield name if len(threads) > 1 else "", thread.frames
     for worker in busy_workers(rank):
-        yield element("p", f"its {worker_name(rank)} (pid {worker.pid})", class_="dim")
-        yield element("ol", *map(_build_frame, worker.frames), class_="stack")
-
-
-def _build_frame(frame: Frame) -> Markup:
-    place = element("span", f"{frame.file}:{frame.line}", class_="place")
-    return element("li", element("code", frame.function), " ", place, class_="own" if frame.own else None)
+        yield f"its {worker_name(rank)} (pid {worker.pid})", worker.frames
 
 
 class RankUsage(Struct, frozen=True):
@@ -221,16 +184,18 @@ class RankUsage(Struct, frozen=True):
     lived: float  # seconds
 
 
-def resources(run: PageRun) -> Markup | None:
-    """Build the table of resources; None if nothing is known."""
+def resources(run: PageRun) -> Shown | None:
+    """Return what the ranks used; None if nothing is known."""
     used = [each for each in _collect_usage(run) if each.peak or each.cpu]
     if not used:
         return None
-    over_time = [sparklines(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
-    heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
-    rows = table(heads, _usage_rows(used, *over_time))
-    folded = element("details", element("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
-    return section_with_heading("Resources", element("ul", *_build_summary(used)), folded, id="resources")
+    over_time = [charts.sparklines(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
+    return {
+        "summary": [*_summarize(used)],
+        "rows": [*_usage_rows(used, *over_time)],
+        "is_folded": len(used) > _FOLDED,
+        "steps": charts.SPARKLINE_STEPS,
+    }
 
 
 def _collect_usage(run: PageRun) -> list[RankUsage]:
@@ -246,40 +211,36 @@ def _collect_usage(run: PageRun) -> list[RankUsage]:
     return found
 
 
-def _build_summary(used: list[RankUsage]) -> list[Markup]:
+def _summarize(used: list[RankUsage]) -> Iterator[str]:
     most = max(used, key=lambda each: each.peak)
     busiest = max(used, key=lambda each: each.cpu)
     cpu = sum(each.cpu for each in used)
-    lines = []
     if most.peak:
         middle = format_size(int(median(each.peak for each in used)))
-        lines.append(f"Peak memory: {format_size(most.peak)} (rank {most.last.rank.rank}), {middle} in the median")
+        yield f"Peak memory: {format_size(most.peak)} (rank {most.last.rank.rank}), {middle} in the median"
     if busiest.cpu:
         most_cpu = f"{format_elapsed(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
-        lines.append(f"CPU time: {format_elapsed(cpu)} in all, {most_cpu}")
-    return [element("li", line) for line in lines]
+        yield f"CPU time: {format_elapsed(cpu)} in all, {most_cpu}"
 
 
 def _usage_rows(
-    used: list[RankUsage], memory_over_time: Mapping[int, Markup], cpus_over_time: Mapping[int, Markup]
-) -> list[list[str]]:
+    used: list[RankUsage], memory_over_time: Mapping[int, str], cpus_over_time: Mapping[int, str]
+) -> Iterator[Shown]:
     memory, cpu = max(each.peak for each in used), max(each.cpu for each in used)
-    return [
-        [
-            str(each.last.rank.rank),
-            each.last.rank.host or "–",
-            _build_bar(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
-            memory_over_time.get(each.last.rank.rank, ""),
-            _build_bar(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
-            cpus_over_time.get(each.last.rank.rank, ""),
-            f"{each.cpu / each.lived:.1f}" if each.lived else "–",
-            each.last.outcome_text,
-        ]
-        for each in used
-    ]
+    for each in used:
+        rank = each.last.rank
+        yield {
+            "rank": rank.rank,
+            "host": rank.host or "–",
+            "memory": _meter(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            "memory_over_time": memory_over_time.get(rank.rank),
+            "cpu": _meter(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
+            "cpus_over_time": cpus_over_time.get(rank.rank),
+            "cpus": f"{each.cpu / each.lived:.1f}" if each.lived else "–",
+            "outcome": each.last.outcome_text,
+        }
 
 
-def _build_bar(text: str, share: float) -> Markup:
-    """Build a number with a bar that compares it with the largest."""
-    bar = element("span", element("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
-    return concat(bar, text)
+def _meter(text: str, share: float) -> tuple[str, str]:
+    """Return a number, and the width of a bar that compares it with the largest."""
+    return text, f"{100 * min(1.0, max(0.0, share)):.1f}%"

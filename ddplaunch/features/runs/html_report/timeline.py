@@ -1,18 +1,16 @@
-"""The timeline of the page: a row for each rank, a bar for each of its attempts, as SVG that fits any width."""
+"""The timeline of the page: a row for each rank, a bar for each of its attempts, in a drawing that fits any width."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.text import format_elapsed, format_ranks
-from ddplaunch.features.runs.html_report.html import Markup, element, section_with_heading, table
-from ddplaunch.features.runs.html_report.page_run import PageAttempt, PageRun, RankOutcome, RankRow
+from ddplaunch.features.runs.html_report.page_run import PageRun, RankOutcome, RankRow
 
 _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to this many ranks, this many pixels for each
 _LEAST = 2
 _LABEL = 14  # pixels that a label needs
-_AXIS = 22
 LABELS = 64  # pixels for the labels at the left, at least
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800)
 _TICKS = 5
@@ -58,43 +56,83 @@ class Lane(NamedTuple):
         )
 
 
-def timeline_section(run: PageRun) -> Markup | None:
-    """Build the timeline and the table of attempts; None if no rank was planned."""
+class Box(NamedTuple):
+    """A rectangle with a tooltip; lengths with a unit are of the width."""
+
+    title: str
+    x: str
+    width: str
+    y: int
+    height: int
+    class_name: str = ""
+
+
+class Tick(NamedTuple):
+    """A tick of a time axis."""
+
+    x: str
+    anchor: str  # of its text
+    text: str
+
+
+def timeline(run: PageRun) -> Mapping[str, object] | None:
+    """Return the timeline and the table of attempts; None if no rank was planned."""
     rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
-    parts = _build_legend(rows, has_stalls=bool(run.stalls)), _build_chart(run, rows), *_attempts(run)
-    return section_with_heading("Timeline", *parts, id="timeline")
-
-
-def _build_legend(rows: list[RankRow], *, has_stalls: bool) -> Markup:
-    seen = {row.end for row in rows if row.rank.started}
-    items = [element("li", element("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen]
-    if has_stalls:
-        items.append(element("li", element("i", class_="still"), "no progress"))
-    return element("ul", *items, class_="legend")
-
-
-def _build_chart(run: PageRun, rows: list[RankRow]) -> Markup:
     lanes = _build_lanes(run, rows)
     lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
     height = lane_height * len(lanes)
+    labels = _build_labels(lanes, lane_height)
+    seen = {row.end for row in rows if row.rank.started}
+    legend = [(end.value, text) for end, text in _LEGEND.items() if end in seen]
+    inspections = (each for share in run.shares for each in share.inspections)
+    return {
+        "title": f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}",
+        "legend": [*legend, ("still", "no progress")] if run.stalls else legend,
+        "height": height,
+        "labels": labels,
+        "labels_width": max(LABELS, 8 * max(len(name) for name, _ in labels)),
+        "boxes": [*_build_bands(run, height), *_build_bars(run, lanes, lane_height), *_build_stalls(run, height)],
+        "marks": [
+            (at(run, each.moment), f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken")
+            for each in inspections
+        ],
+        "attempts": [*_attempts(run)],
+    }
+
+
+def at(run: PageRun, moment: float) -> str:
+    """Return the position of a moment."""
+    return f"{run.percent_at(moment):.3f}%"
+
+
+def _build_bands(run: PageRun, height: int) -> Iterator[Box]:
+    for each in run.attempts:
+        width = max(run.percent_at(each.ended) - run.percent_at(each.began), _NARROWEST)
+        yield Box(f"attempt {each.number}", at(run, each.began), f"{width:.3f}%", 0, height, "attempt")
+
+
+def _build_bars(run: PageRun, lanes: list[Lane], lane_height: int) -> Iterator[Box]:
     gap = 2 if lane_height > 8 else 1 if lane_height > 2 else 0
-    drawn = [_build_attempt_band(run, each, height) for each in run.attempts]
     for place, lane in enumerate(lanes):
         for bar in lane.bars:
-            left, right = min(run.percent_at(bar.began), 100 - _NARROWEST), run.percent_at(bar.ended)
-            where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
-            rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
-            drawn.append(element("g", rect, element("title", _describe_bar(lane, bar, run))))
-    drawn += [_build_stall(run, begin, end, height) for begin, end in run.stalls]
-    for each in (each for share in run.shares for each in share.inspections):
-        text = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
-        drawn.append(mark(run.percent_at(each.moment), text, height))
-    label = f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}"
-    size = {"width": "100%", "height": height + _AXIS}
-    chart = element("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
-    return element("div", _build_labels(lanes, lane_height, height), chart, class_="chart")
+            left, width = _place(run, bar.began, bar.ended)
+            title, y = _describe_bar(lane, bar, run), place * lane_height
+            yield Box(title, left, width, y, lane_height - gap, bar.row.end.value)
+
+
+def _build_stalls(run: PageRun, height: int) -> Iterator[Box]:
+    """Yield the bands of times without progress: they lie above the bars, which stay visible."""
+    for begin, end in run.stalls:
+        title = f"{format_elapsed(begin - run.began)}: no progress for {format_elapsed(end - begin)}"
+        yield Box(title, *_place(run, begin, end), 0, height, "still")
+
+
+def _place(run: PageRun, began: float, ended: float) -> tuple[str, str]:
+    """Return left side and width of what must be visible, however short it was."""
+    left = min(run.percent_at(began), 100 - _NARROWEST)
+    return f"{left:.3f}%", f"{max(run.percent_at(ended) - left, _NARROWEST):.3f}%"
 
 
 def _build_lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
@@ -118,42 +156,16 @@ def _build_lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     return together
 
 
-def _build_labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
+def _build_labels(lanes: list[Lane], lane_height: int) -> list[tuple[str, float]]:
     step = 1
     while step * lane_height < _LABEL or len(lanes) > 200 * step:
         step *= 2
     shown = [(place, lane.name) for place, lane in enumerate(lanes) if place % step == 0]
-    texts = (
-        element("text", name, x="100%", y=max(11, place * lane_height + lane_height / 2 + 4), text_anchor="end")
-        for place, name in shown
-    )
-    width = max(LABELS, 8 * max(len(name) for _, name in shown))
-    return element("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
+    return [(name, max(11, place * lane_height + lane_height / 2 + 4)) for place, name in shown]
 
 
-def _build_attempt_band(run: PageRun, each: PageAttempt, height: int) -> Markup:
-    left, right = run.percent_at(each.began), run.percent_at(each.ended)
-    title = element("title", f"attempt {each.number}")
-    width = f"{max(right - left, _NARROWEST):.3f}%"
-    return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
-
-
-def _build_stall(run: PageRun, begin: float, end: float, height: int) -> Markup:
-    """Build the band of a time without progress: it lies above the bars, which stay visible."""
-    left = min(run.percent_at(begin), 100 - _NARROWEST)
-    width = f"{max(run.percent_at(end) - left, _NARROWEST):.3f}%"
-    title = element("title", f"{format_elapsed(begin - run.began)}: no progress for {format_elapsed(end - begin)}")
-    return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="still"), title)
-
-
-def mark(x: float, text: str, height: int) -> Markup:
-    """Build a vertical line at ``x`` per cent of the width."""
-    line = element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
-    return element("g", line, element("title", text), class_="mark")
-
-
-def axis(total: float, height: int) -> Iterator[Markup]:
-    """Yield the ticks of a time axis below a drawing of this height."""
+def axis(total: float) -> Iterator[Tick]:
+    """Yield the ticks of a time axis."""
     step = next((each for each in _STEPS if total / each <= _TICKS), 0.0)
     if not step:
         step = 43200.0
@@ -162,9 +174,7 @@ def axis(total: float, height: int) -> Iterator[Markup]:
     tick = 0.0
     while tick <= total:
         x = 100 * tick / total
-        anchor = "start" if x < 3 else "end" if x > 93 else "middle"
-        yield element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height, y2=height + 5, class_="tick")
-        yield element("text", _format_tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
+        yield Tick(f"{x:.3f}%", "start" if x < 3 else "end" if x > 93 else "middle", _format_tick(tick))
         tick += step
 
 
@@ -179,14 +189,10 @@ def _describe_bar(lane: Lane, bar: Bar, run: PageRun) -> str:
     return f"{format_ranks(lane.numbers)}{where}{attempt}: {bar.row.outcome_text}; {times}"
 
 
-def _attempts(run: PageRun) -> Iterator[Markup]:
-    """Yield the table of attempts, if there are several or the reason of an end is known."""
+def _attempts(run: PageRun) -> Iterator[Sequence[str]]:
+    """Yield the rows of the table of attempts, if there are several or the reason of an end is known."""
     if len(run.attempts) < 2 and not any(each.why for each in run.attempts):
         return
-    rows = []
     for each in run.attempts:
         times = format_elapsed(each.began - run.began), format_elapsed(each.ended - each.began)
-        rows.append([str(each.number), *times, str(len(each.rows)), each.why or "–"])
-    yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
-    if run.first.left_out:
-        yield element("p", f"{run.first.left_out} earlier attempts were not recorded.", class_="dim")
+        yield str(each.number), *times, str(len(each.rows)), each.why or "–"
