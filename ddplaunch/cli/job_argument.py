@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
 from ddplaunch.cli import locate
-from ddplaunch.cli.run_locator import RemoteJob
+from ddplaunch.cli.locate import RemoteJob
 from ddplaunch.system.schedulers import submitted_jobs
 
 _WORDS = "ddplaunch.on_host"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.cli.run_locator import RunningJob
+from ddplaunch.cli.locate import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan

@@ -18,8 +18,7 @@ from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_host_connector, find_running
-from ddplaunch.cli.run_locator import RunningBatchJob
+from ddplaunch.cli.locate import RunningBatchJob, find_batch_job, find_host_connector, find_running
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.features.inspect.diagnosis.inspection import Detail

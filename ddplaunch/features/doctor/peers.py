@@ -15,7 +15,7 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import TaggedMessage
-from ddplaunch.cli.run_locator import NodeCommand
+from ddplaunch.cli.host_connector import NodeCommand
 from ddplaunch.features.doctor.messages import START_MARK, Exit, Question, Ready
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_exit
 

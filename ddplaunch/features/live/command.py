@@ -26,8 +26,7 @@ from ddplaunch.base.types import as_dict
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
-from ddplaunch.cli.run_locator import job_at
+from ddplaunch.cli.locate import find_batch_job, find_running, index_runs, job_at
 from ddplaunch.cli.text_table import format_table, short_target
 from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request

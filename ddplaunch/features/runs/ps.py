@@ -19,7 +19,7 @@ from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.run_locator import RemoteJob, RunningJob, describe_unreachable
+from ddplaunch.cli.locate import RemoteJob, RunningJob, describe_unreachable
 from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli.run_locator import HostConnector, NodeCommand
+from ddplaunch.cli.host_connector import HostConnector, NodeCommand
 from ddplaunch.system.plan.launch_command import forwarded_variables, python_command
 
 if TYPE_CHECKING:  # every command about a run loads this module: without the cluster systems

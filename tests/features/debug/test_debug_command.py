@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.cli import launcher_command
-from ddplaunch.cli.run_locator import RunningBatchJob
+from ddplaunch.cli.locate import RunningBatchJob
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.debug import command, debug_server
 from ddplaunch.system.schedulers.scheduler import BatchJobState

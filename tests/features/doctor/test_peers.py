@@ -7,7 +7,7 @@ import pytest
 from ddplaunch import __version__
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
-from ddplaunch.cli.run_locator import NodeCommand
+from ddplaunch.cli.host_connector import NodeCommand
 from ddplaunch.features.doctor import peers
 from ddplaunch.features.doctor.messages import START_MARK, Exit, GetTime, Ready, TimeReply
 from ddplaunch.features.doctor.peers import UNREADABLE_REPLY_ERROR, CommandPeer

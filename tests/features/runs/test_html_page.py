@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ddplaunch import __version__
 from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
-from ddplaunch.cli.run_locator import RunningJob
+from ddplaunch.cli.locate import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

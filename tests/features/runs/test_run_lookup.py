@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli import locate
-from ddplaunch.cli.run_locator import RunningJob
+from ddplaunch.cli.locate import RunningJob
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.features.runs import history_store, job_resolver, run_lookup
 from ddplaunch.features.runs.run_record import RunState

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from ddplaunch.base.text import display_width
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.cli.run_locator import RunningJob
+from ddplaunch.cli.locate import RunningJob
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
