@@ -17,7 +17,7 @@ CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
 NOT_IN_NAMES = {
     *("`on_x`", "cluster environment", "connectivity", "control link", "control message"),
-    *("streaming request", "unrelated process", "user error"),
+    *("plug-in", "streaming request", "unrelated process", "user error"),
 }
 """Terms that are a pattern, or that only docstrings, comments and messages use."""
 
