@@ -269,6 +269,7 @@ class BackgroundCommand:
     out: Path
     err: Path
     process: subprocess.Popen[Any]
+    path: str  # of its control socket, where a test has looked for it
 
     def stdout(self) -> str:
         return self.out.read_text(errors="surrogateescape")

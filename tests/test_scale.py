@@ -61,8 +61,10 @@ def test_what_goes_to_all_is_in_memory_once():
     tracemalloc.stop()
     assert all(peer.unsent_bytes > 4 << 20 for peer in peers)
     assert most < 8 << 20
-    for each in (*peers, *ends):
-        each.close()
+    for peer in peers:
+        peer.close()
+    for end in ends:
+        end.close()
 
 
 def test_the_exponent_of_a_power_law_is_fitted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -43,6 +44,8 @@ CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
 
 LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to continue without it"
+
+M = TypeVar("M", bound=Message)
 
 
 class Job:
@@ -139,7 +142,7 @@ class Job:
         tails = tuple((failure.rank, failure.tail) for failure in failures)
         self.send(number, messages.AttemptReport(attempt, stopped, time.time(), broken, heeded, tails))
 
-    def take(self, kind: type, number: int | None = None) -> list[Message]:
+    def take(self, kind: type[M], number: int | None = None) -> list[M]:
         """The messages of this kind that were sent since the last call."""
         found = [m for n, m in self.sent if isinstance(m, kind) and number in (None, n)]
         self.sent = [(n, m) for n, m in self.sent if not (isinstance(m, kind) and number in (None, n))]

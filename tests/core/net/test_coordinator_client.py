@@ -86,6 +86,7 @@ class World:
         self.step_until(lambda: isinstance((self.received or [None])[-1], EndJob))
         lost, end = self.take()
         assert isinstance(lost, CoordinatorLost)
+        assert isinstance(end, EndJob)
         return end.outcome
 
 

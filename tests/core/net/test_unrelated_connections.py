@@ -103,8 +103,8 @@ def test_unrelated_connections_do_not_use_up_descriptors(start_ddplaunch, tmp_pa
     (tmp_path / "enough").touch()
     assert [each.wait() for each in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     assert "restart 1 of 1" in jobs[0].stderr()
-    for each in unrelated:
-        each.close()
+    for connection in unrelated:
+        connection.close()
 
 
 def _gone(sock) -> bool:

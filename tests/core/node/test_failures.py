@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -144,7 +145,7 @@ LATE = "torch.distributed.DistStoreError: wait timeout after 4000ms"
 IN_USE = "torch.distributed.DistNetworkError: The server socket has failed. name: EADDRINUSE, address already in use"
 STORE_GONE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 
-FIRST_CAUSES = {
+FIRST_CAUSES: dict[str, tuple[list[Any], int]] = {
     "the earliest that is not secondary": ([(0, 1, CLOSED, C10D), (1, 3, "KeyError"), (2, 2, "ValueError")], 2),
     "a lost connection in a collective": ([(0, 1, CLOSED, C10D), (1, 2, "KeyError")], 1),
     "in a backward pass": ([(0, 1, CLOSED, BACKWARD), (1, 2, "KeyError")], 1),

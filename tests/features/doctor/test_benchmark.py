@@ -3,6 +3,7 @@
 import os
 import signal
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_device_and_each_collective_over_both_families_of_addresses(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    handler = RequestHandler(by_hand=False)
+    handler: Any = RequestHandler(by_hand=False)
     facts = handler.handle(DescribeNode(os.fsencode(tmp_path), "localhost", (), "nonce"))
     assert "PYTHONSAFEPATH" not in os.environ
     assert version("torch").startswith(facts.torch.version.partition("+")[0])

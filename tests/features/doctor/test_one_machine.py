@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from typing import Any
 
 import psutil
 import pytest
@@ -49,7 +50,7 @@ def test_gpus_with_errors_and_a_lost_gpu(monkeypatch, fake_nvml):
     environ = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    facts = gpus.CHECK.read(None)()
+    facts: Any = gpus.CHECK.read(None)()
     assert [gpu.index for gpu in facts["gpus"]] == [0, 1, 2]
     *found, used = sorted(describe_findings(replace(FACTS, torch=None, **facts)), key=lambda each: " in use" in each)
     assert found == [

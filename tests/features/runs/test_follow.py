@@ -85,7 +85,7 @@ def test_the_number_of_followers_is_limited(job, tmp_path):
     with pytest.raises(JobNotResponding, match="clients already follow this job"):
         next(client.stream_replies(path, TailOutputRequest(follow=True)))
     assert client.send_request(path, StatusQuery()).world_size == 2, "others are still answered"
-    followers.pop().close()
+    followers.pop().close()  # type: ignore[attr-defined]  # it is a generator
 
     def admitted() -> bool:
         try:

@@ -236,11 +236,11 @@ def test_collectives_of_a_recreated_group():
         b'{"entries": [{"is_p2p": false, "collective_seq_id": 1' + b"0" * 5000 + b"}]}",
         *(
             trace(entry(1, EPOCH, **{name: value}))
-            for name, values in {
-                "collective_seq_id": [-1, "1", 1.5, True, None, 1 << 62, [1]],
-                "time_created_ns": [-1, "1", 1e18, False, None, 10**30],
-                "process_group": [None, "0", [], ["0"], ["0", 1], [["0"], "x"], {"0": "x"}, ["0", "x", "y"]],
-            }.items()
+            for name, values in (
+                ("collective_seq_id", (-1, "1", 1.5, True, None, 1 << 62, [1])),
+                ("time_created_ns", (-1, "1", 1e18, False, None, 10**30)),
+                ("process_group", (None, "0", [], ["0"], ["0", 1], [["0"], "x"], {"0": "x"}, ["0", "x", "y"])),
+            )
             for value in values
         ),
     ],
@@ -269,8 +269,8 @@ def test_arrivals_are_bounded():
     found = parse_arrivals(0, trace(*(entry(3 * number, EPOCH) for number in range(2000))))
     assert len(found) == 64
     assert (found[0].number, found[-1].number) == (3 * 1936, 3 * 1999)
-    (found,) = parse_arrivals(0, trace(*(entry(number, EPOCH) for number in range(100))), 10)
-    assert (found.number, len(found.gaps)) == (90, 9)
+    (last,) = parse_arrivals(0, trace(*(entry(number, EPOCH) for number in range(100))), 10)
+    assert (last.number, len(last.gaps)) == (90, 9)
 
 
 @pytest.mark.parametrize(
