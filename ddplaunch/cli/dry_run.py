@@ -28,8 +28,8 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
     notes = list(plan.notes)
     if plugins := load_features().plugins:
         notes.append(f"plug-ins: {', '.join(plugins)} (DDPLAUNCH_PLUGINS=0 to ignore)")
-    for _, feature in load_features():
-        notes += feature.describe(options, plan, is_remote=is_remote)
+    for name, feature in load_features():
+        notes += load_features().call(name, feature.describe, options, plan, is_remote=is_remote) or ()
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options[Nodes].token:

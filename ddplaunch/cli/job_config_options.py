@@ -79,8 +79,8 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         shared_log=has_shared_log(cluster_env),
         options=options,
     )
-    for _, feature in load_features():
-        config = feature.configure_job(config, options)
+    for name, feature in load_features():
+        config = load_features().call(name, feature.configure_job, config, options) or config
     return config
 
 

@@ -65,8 +65,8 @@ def build_node_job(
         plan = planning.plan_for_node_rank(1)  # any node but 0, until node 0 assigns its rank
     check_store_file(plan.init_method, plan.run_id)
     notes = [*plan.notes, show_note]
-    for _, feature in load_features():
-        notes += feature.check(options, plan)
+    for name, feature in load_features():
+        notes += load_features().call(name, feature.check, options, plan) or ()
     if plan.nnodes > 1 and job_config.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
@@ -101,7 +101,8 @@ class NodeJob:
         loop = start.loop
         alone = job_config.port is None
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-        screens = (feature.make_screen(loop, options, node_config.screen) for _, feature in load_features())
+        features = load_features()
+        screens = (features.call(name, each.make_screen, loop, options, node_config.screen) for name, each in features)
         self._screen: Screen = next(filter(None, screens), None) or make_screen(loop, node_config.screen)
         self._screen.reports_job = alone or not (job_config.shared_log and plan.node_rank)
         self._log = RunLog(node_config.log_dir, is_single_node=alone)

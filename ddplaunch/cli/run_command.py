@@ -139,7 +139,9 @@ def run(ctx: click.Context, /, **_: object) -> int:
             print_error(error.message, "\n".join(hints) or None, error.exit_code)
             declining.notify_other_nodes(error, options, listener_socket)
             return error.exit_code
-    return job.run()
+    code = job.run()
+    print_left_out()  # a plug-in that has raised
+    return code
 
 
 def _run_instead(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from ddplaunch.base.entry_points import EntryPoint, find_entry_points
+from ddplaunch.base.errors import LaunchError
 from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ PLUGINS_VARIABLE = "DDPLAUNCH_PLUGINS"  # "0" leaves all plug-ins out
 
 M = TypeVar("M", bound="Message")
 S = TypeVar("S", bound="NodeSide")
+T = TypeVar("T")
 
 
 class Command(NamedTuple):
@@ -391,6 +393,19 @@ class FeatureRegistry:
             self.plugins.remove(name)
         self.left_out.append(f"the plug-in {name} is left out: {type(why).__name__}: {why}")
 
+    def call(self, name: str, hook: Callable[..., T], *arguments: object, **more: object) -> T | None:
+        """Call a hook of a feature; a plug-in that raises is left out, unless that is an error of the user."""
+        try:
+            result = hook(*arguments, **more)
+            return [*result] if isinstance(result, Iterator) else result  # type: ignore[return-value]
+        except LaunchError:
+            raise
+        except Exception as error:
+            if name not in self.plugins:
+                raise
+            self.leave_out(name, error)
+        return None
+
     def _schedulers(self) -> Iterator[SchedulerEntry]:
         return (entry for _, feature in self for entry in feature.schedulers)
 
@@ -399,11 +414,12 @@ class FeatureRegistry:
 
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
-        return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
+        return next(filter(None, (self.call(name, feature.run_instead, options) for name, feature in self)), None)
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
         """Return what provides the zygotes of this node; None if no feature does."""
-        return next(filter(None, (feature.make_zygote_source(options) for _, feature in self)), None)
+        sources = (self.call(name, feature.make_zygote_source, options) for name, feature in self)
+        return next(filter(None, sources), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
@@ -422,7 +438,8 @@ class FeatureRegistry:
         """Import and yield the modules that features name in this attribute."""
         for name, feature in self:
             for module in getattr(feature, attribute):
-                yield import_module(self._packages[name] + module)
+                if imported := self.call(name, import_module, self._packages[name] + module):
+                    yield imported
 
 
 @cache

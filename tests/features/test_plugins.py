@@ -128,6 +128,30 @@ def test_one_that_cannot_be_used_is_named_and_the_job_goes_on(text, tmp_path):
     assert done.stderr == f"ddplaunch: {left_out}\n"
 
 
+@pytest.mark.parametrize("hook", ["configure_job", "check", "make_screen", "run_instead", "make_zygote_source"])
+def test_one_that_raises_later_is_named_and_the_job_goes_on(hook, tmp_path):
+    how = "yield" if hook == "check" else "return"
+    text = f"{BASE}class F(Feature):\n    def {hook}(self, *words):\n        {how} 1 / 0\nFEATURE = F()\n"
+    variables = install(tmp_path, "ddplaunch-broken", "broken = plugin", **{"plugin.py": text})
+    write_program(tmp_path, "train.py", "print('trained')\n")
+    done = run_command(ddplaunch_command("run", "--nproc", "2", *LIGHT, "train.py"), tmp_path, variables)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] trained", "[1] trained"]), done
+    why = "ZeroDivisionError: division by zero"
+    assert done.stderr == f"ddplaunch: the plug-in broken (ddplaunch-broken 1.0) is left out: {why}\n"
+
+
+def test_a_request_that_cannot_be_imported_leaves_the_others(start_ddplaunch, run_in_fork, tmp_path):
+    text = f"{BASE}class F(Feature):\n    requests = ('no_such_module',)\nFEATURE = F()\n"
+    variables = install(tmp_path, "ddplaunch-broken", "broken = plugin", **{"plugin.py": text})
+    write_program(tmp_path, "train.py", "print('up', flush=True)\nimport time\ntime.sleep(600)\n")
+    job = start_ddplaunch("run", "--nproc", "1", *LIGHT, "train.py", env=variables)
+    job.wait_for("up")
+    stopped = run_in_fork("stop", str(job.process.pid), env={"XDG_STATE_HOME": variables["XDG_STATE_HOME"]})
+    assert stopped.returncode == 0, stopped
+    assert job.wait() == 130
+    assert "is left out: ModuleNotFoundError: No module named 'no_such_module'" in job.stderr()
+
+
 def test_left_out_plugins_are_said_in_json_and_once(tmp_path):
     variables = install(tmp_path, "ddplaunch-broken", "broken = no_such_module", **{})
     write_program(tmp_path, "train.py", "")
