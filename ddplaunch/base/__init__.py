@@ -1,4 +1,4 @@
-"""Helpers that know nothing of jobs: the event loop, errors, text, files, sockets, terminals, options, message types.
+"""What all packages use: the event loop, errors, text, files, sockets, terminals, options, message types.
 
 Every package may import this one; it imports only the standard library, msgspec and click. A change here reaches all of
 them, so its tests are `tests/base`.

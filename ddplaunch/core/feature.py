@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from ddplaunch.base.entry_points import EntryPoint, find_entry_points
-from ddplaunch.base.errors import LaunchError
+from ddplaunch.base.errors import LaunchError, sanitize_line
 from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ class FeatureRegistry:
         """Remove a plug-in, with a message for the user."""
         if self._features.pop(name, None):
             self.plugins.remove(name)
-        self.left_out.append(f"the plug-in {name} is left out: {type(why).__name__}: {why}")
+        self.left_out.append(f"the plug-in {name} is left out: {type(why).__name__}: {sanitize_line(str(why), 300)}")
 
     def call(self, name: str, hook: Callable[..., T], *arguments: object, **more: object) -> T | None:
         """Call a hook of a feature; a plug-in that raises is left out, unless that is an error of the user."""
