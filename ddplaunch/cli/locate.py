@@ -8,7 +8,7 @@
    PID; the only one whose name begins with the word, else contains it.
 
 Without a word the only running job is meant, or, where a run may have ended, the newest of the current folder
-(``default_run`` of ``features/runs/run_lookup.py``). Features find runs without a control socket here: ``RunLocator``.
+(``features/runs/default_run.py``). Features find runs without a control socket here: ``RunLocator``.
 """
 
 from __future__ import annotations

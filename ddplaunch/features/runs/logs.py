@@ -28,6 +28,7 @@ from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs import rank_logs as kept
+from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.job_resolver import (
     find_recorded_run,
     job_state,
@@ -37,7 +38,7 @@ from ddplaunch.features.runs.job_resolver import (
     run_name,
 )
 from ddplaunch.features.runs.rank_logs import Part
-from ddplaunch.features.runs.run_lookup import FoundRun, default_run
+from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.schedulers.job_step import run_on_nodes

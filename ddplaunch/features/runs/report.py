@@ -19,6 +19,7 @@ from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.features.runs import history_store, rank_logs, run_lookup
 from ddplaunch.features.runs.array_report import page_not_supported
 from ddplaunch.features.runs.array_report import print_array as report_all
+from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.html_report import write_page
 from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
 from ddplaunch.features.runs.job_resolver import (
@@ -36,7 +37,6 @@ from ddplaunch.features.runs.job_resolver import (
 from ddplaunch.features.runs.period_report import report_since
 from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
-from ddplaunch.features.runs.run_lookup import default_run
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
 from ddplaunch.features.runs.time_tracker import BreakdownRequest

@@ -1,4 +1,4 @@
-"""Finds runs in the history by name, and the jobs of this machine among them; also the run of commands without RUN."""
+"""Finds runs by their names in the history, and the jobs of this machine among them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import click
-
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
 from ddplaunch.base.local_sockets import is_private_dir
-from ddplaunch.base.text import join_names
 from ddplaunch.cli import locate
-from ddplaunch.cli.job_argument import RunsOnHost
 from ddplaunch.cli.locate import RunIndex, RunLocator, RunningBatchJob, RunningJob, job_at
-from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.runs import history_store, job_resolver
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 
@@ -116,41 +111,6 @@ def find_run(word: str) -> FoundRun:
     if run.running is None and run.record is None:
         raise UsageError(f"the record of {name} cannot be read", f"ddplaunch clean {name}")
     return run
-
-
-def default_run(*, follow: bool = False) -> str:
-    """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
-
-    Raises:
-        RunsOnHost: it runs on other hosts, and its record is there.
-        UsageError: there is none; the hint names others.
-    """
-    folder, known = current_directory(), locate.index_runs().jobs
-    remote = {job.run_id: job for job in reversed(locate.list_remote_jobs()) if job.cwd == folder}
-    began: dict[str, float] = {}
-    for name, job in known.items():
-        if record := history_store.read_run_record(name):
-            if record.cwd == folder:
-                began[name] = record.began
-        elif job and _working_dir(job.pid) == folder:  # with --no-history
-            began[name] = socket_created_at(job)
-    began |= {name: job.began for name, job in remote.items()}
-    if not began:
-        hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
-        raise UsageError(f"no running or recorded run was started in {folder}", hint)
-    running = [name for name in began if known.get(name) or (name in remote and remote[name].is_running)]
-    run = max(running if follow and running else began, key=began.__getitem__)
-    click.echo(f"the newest run of this folder: {run}", err=True)
-    if run in remote:
-        raise RunsOnHost(remote[run])
-    return run
-
-
-def _working_dir(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return None
 
 
 def read_job_record(job: RunningJob) -> RunRecord | None:

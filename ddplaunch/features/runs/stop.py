@@ -20,6 +20,7 @@ from ddplaunch.cli.locate import RunningJob, describe_elsewhere
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.job_resolver import (
     check_scheduler,
     job_state,
@@ -28,7 +29,6 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job,
 )
 from ddplaunch.features.runs.job_wait import wait_for_job
-from ddplaunch.features.runs.run_lookup import default_run
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler

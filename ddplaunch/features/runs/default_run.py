@@ -1,0 +1,50 @@
+"""The default run of commands without RUN: the newest one started in the current folder; its name is printed."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import join_names
+from ddplaunch.cli import locate
+from ddplaunch.cli.job_argument import RunsOnHost
+from ddplaunch.cli.target_args import current_directory
+from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.run_lookup import socket_created_at
+
+
+def default_run(*, follow: bool = False) -> str:
+    """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
+
+    Raises:
+        RunsOnHost: it runs on other hosts, and its record is there.
+        UsageError: there is none; the hint names others.
+    """
+    folder, known = current_directory(), locate.index_runs().jobs
+    remote = {job.run_id: job for job in reversed(locate.list_remote_jobs()) if job.cwd == folder}
+    began: dict[str, float] = {}
+    for name, job in known.items():
+        if record := history_store.read_run_record(name):
+            if record.cwd == folder:
+                began[name] = record.began
+        elif job and _working_dir(job.pid) == folder:  # with --no-history
+            began[name] = socket_created_at(job)
+    began |= {name: job.began for name, job in remote.items()}
+    if not began:
+        hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
+        raise UsageError(f"no running or recorded run was started in {folder}", hint)
+    running = [name for name in began if known.get(name) or (name in remote and remote[name].is_running)]
+    run = max(running if follow and running else began, key=began.__getitem__)
+    click.echo(f"the newest run of this folder: {run}", err=True)
+    if run in remote:
+        raise RunsOnHost(remote[run])
+    return run
+
+
+def _working_dir(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
