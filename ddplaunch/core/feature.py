@@ -132,6 +132,13 @@ class NodeSide:
         """
         return None
 
+    def on_crash(self, rank: int) -> bool:
+        """Called when native code has failed in a rank, which waits in the handler of the fatal signal.
+
+        Return whether the side lets it go on, soon: ``NodeRanks.release_crashed``. If no side does, the core does it.
+        """
+        return False
+
     def on_resume(self) -> None:
         """Called when the job continues after Ctrl-Z, and when a rank begins or ends to wait for a user."""
 

@@ -30,7 +30,7 @@ from ddplaunch.system.plan.rank_layout import NodeAssignment
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.versions import Versions
 
-PROTOCOL_VERSION = 22  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 23  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 class Message(TaggedMessage, frozen=True):

@@ -47,6 +47,8 @@ class NodeContext(Struct, frozen=True):
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:
             fds["rank_channel"] = ranks.open_channel(rank.rank)
+            if "stderr" in fds and ranks.plan.target.kind is not TargetKind.PROGRAM and ranks.plan.world_size > 1:
+                fds["crash_socket"] = ranks.open_crash_socket(rank.rank)
         return self._describe_job(ranks, rank, make_sides)
 
     def _describe_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:

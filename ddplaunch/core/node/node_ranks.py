@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop, Timers
+from ddplaunch.core.node.crash_socket import CrashSocket
 from ddplaunch.core.node.node_attempt import NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
@@ -44,6 +45,9 @@ class NodeRanks:
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
         self.processes: dict[int, RankProcess] = {}  # by rank, those alive
         self.channels: dict[int, RankChannel] = {}  # by rank, those that answer requests
+        self._crash_sockets: dict[int, CrashSocket] = {}  # by rank
+        self.on_crash: Callable[[int], None] = self.release_crashed  # native code failed in a rank, which waits
+        self.on_crash_output: Callable[[int, bytes], None] = lambda rank, data: None
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
@@ -79,6 +83,23 @@ class NodeRanks:
             lambda written: self.has_only_printed(rank, written),
         )
         return channel.rank_fd
+
+    def open_crash_socket(self, rank: int) -> int:
+        """Open the crash socket of a rank; return the rank's end. OSError: too many files are open."""
+        crash_socket = self._crash_sockets[rank] = CrashSocket(
+            self._loop, lambda: self.on_crash(rank), lambda data: self.on_crash_output(rank, data)
+        )
+        return crash_socket.rank_fd
+
+    def release_crashed(self, rank: int) -> None:
+        """Let a rank in which native code has failed go on to its end."""
+        if rank in self._crash_sockets:
+            self._crash_sockets[rank].release()
+
+    def read_crash_output(self, rank: int) -> None:
+        """Read what is left of the stacks of a rank that has ended."""
+        if rank in self._crash_sockets:
+            self._crash_sockets[rank].read_pending()
 
     def set_holding(self, is_holding: bool) -> None:
         """Set whether one of them waits for a user."""
@@ -146,3 +167,6 @@ class NodeRanks:
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
+        for crash_socket in self._crash_sockets.values():
+            crash_socket.close()
+        self._crash_sockets.clear()

@@ -26,6 +26,7 @@ HOOKS = (
     "on_output",
     "explain_failure",
     "find_exception",
+    "on_crash",
     "on_resume",
     "on_inspect_key",
     "on_signal_after_end",
@@ -93,6 +94,10 @@ class NodeSides:
     def find_exception(self, rank: int) -> tuple[str, str] | None:
         """Return message and traceback of the first exception that a side knows of, and that will end this rank."""
         return next(filter(None, self._call("find_exception", rank)), None)
+
+    def on_crash(self, rank: int) -> bool:
+        """Return whether a side lets a rank go on in which native code has failed: ``NodeRanks.release_crashed``."""
+        return any(self._call("on_crash", rank))
 
     def on_resume(self) -> None:
         self._call("on_resume")

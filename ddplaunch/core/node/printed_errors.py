@@ -27,10 +27,11 @@ _C_ERROR = (
 """What glibc prints before it aborts a process."""
 
 
-def describe_abort_place(printed: bytes, folder: str) -> str | None:
-    """Describe where the program was when native code has aborted it: "it was in all_reduce, step at train.py:9".
+def add_abort_place(hint: str | None, printed: bytes, folder: str) -> str | None:
+    """Add to a hint where the program was when native code has aborted it: "it was in all_reduce, step at train.py:9".
 
-    faulthandler has printed the stacks of all threads. None if no stack is in torch.distributed.
+    faulthandler has printed the stacks of all threads. The hint is returned if no stack is in torch.distributed. If it
+    begins with the collective already, as "it was in all_reduce #7", it gets the line.
     """
     begin = printed.rfind(b"Fatal Python error: ")
     stacks: list[list[Frame]] = [[]]
@@ -44,8 +45,12 @@ def describe_abort_place(printed: bytes, folder: str) -> str | None:
         own = next((frame for frame in frames if frame.own), None)
         if inside and own:
             place = f"{own.file}:{own.line}"
-            return f"it was in {inside[-1]}, {place if own.function == '<module>' else f'{own.function} at {place}'}"
-    return None
+            location = place if own.function == "<module>" else f"{own.function} at {place}"
+            first, *more = (hint or "").split("\n")
+            if not f"{first} ".startswith(f"it was in {inside[-1]} "):
+                first, more = f"it was in {inside[-1]}", [hint] if hint else []
+            return "\n".join([first if place in first else f"{first}, {location}", *more])
+    return hint
 
 
 _C10D = "torch/distributed/distributed_c10d.py"

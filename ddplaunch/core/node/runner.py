@@ -74,7 +74,7 @@ class NodeRunner:
         """
         self._node_config, self._job_config = node_config, job_config
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
-        process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
+        process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + 2 * node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
@@ -205,6 +205,11 @@ class NodeRunner:
     def _on_mismatch(self, rank: int, outcome: str, module: str, differs: str) -> None:
         self._observers.emit(events.ImportMismatch(rank, outcome, module, differs, self._ranks.number))
 
+    def _on_crash(self, ranks: NodeRanks, rank: int) -> None:
+        self.streams.read_pending(rank)  # what it printed before
+        if not self.sides.on_crash(rank):
+            ranks.release_crashed(rank)
+
     # ----------------------------------------------------------------------------------------------------- commands
 
     def _execute(self, command: do.Command) -> None:
@@ -292,6 +297,10 @@ class NodeRunner:
         self._ranks = NodeRanks(self._machine.attempt, plan, self._loop, self.tree.temp_dir)
         self._ranks.on_hold_changed = self.sides.on_resume
         self._ranks.on_mismatch, self._ranks.has_only_printed = self._on_mismatch, self.streams.prepare_restart
+        self._ranks.on_crash, self._ranks.on_crash_output = (
+            partial(self._on_crash, self._ranks),
+            self.streams.add_stderr,
+        )
         self._observers.emit(events.AttemptPlanned(plan, order.attempt))
         zygote = self.tree.ensure_zygote(plan)
         self.context.store.start_attempt()
@@ -318,6 +327,8 @@ class NodeRunner:
 
     def _explain_end(self, end: do.ExplainEnd) -> None:
         failure, rank = end.failure, end.failure.rank
+        self.streams.read_pending(rank)
+        self._ranks.read_crash_output(rank)
         recorded = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=end.stopped)
         if recorded is None and end.stopped:  # perhaps killed in a ``finally`` that took longer than the grace
             if (found := self.sides.find_exception(rank)) is None:
@@ -332,10 +343,9 @@ class NodeRunner:
         """Add what only the output shows: why native code has aborted a rank, or that one of its threads had failed."""
         if failure.refused or (failure.signal not in (None, signal.SIGABRT)):
             return failure
-        self.streams.read_pending(failure.rank)
         printed = self.streams.tail(failure.rank)
         if failure.signal:
-            hint = failure.hint or printed_errors.describe_abort_place(printed, current_folder())
+            hint = printed_errors.add_abort_place(failure.hint, printed, current_folder())
             return replace(failure, hint=hint, abort_reason=printed_errors.find_abort_reason(printed))
         if failure.exit_code == 1 and not failure.message and (last := printed_errors.find_last_traceback(printed)):
             return replace(failure, message=last[0], traceback=last[1])

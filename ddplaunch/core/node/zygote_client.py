@@ -22,7 +22,7 @@ OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by thems
 _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 BuildRankJob = Callable[[dict[str, int]], "RankJob"]
-"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, rank_channel."""
+"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, rank_channel, crash_socket."""
 
 
 class ZygoteListener(Protocol):

@@ -113,6 +113,8 @@ class Streams:
         self._tails: dict[Source, TailBuffer] = {}
         self._attempt_starts: dict[Source, int] = {}  # bytes that each rank had printed before this attempt
         self._times: dict[int, OutputTimes] = {}
+        self._shown: set[int] = set()  # ranks whose stderr is shown
+        self._closed: dict[int, _OpenStream] = {}  # of ranks that have closed their stderr, for ``add_stderr``
         self._subscribers: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
         screen.set_drain_callback(self._resume)
@@ -132,6 +134,8 @@ class Streams:
         Raises OSError if too many files are open.
         """
         self._attempt_starts[rank] = self._tails[rank].total if rank in self._tails else 0
+        self._closed.pop(rank, None)
+        (self._shown.add if 2 in show else self._shown.discard)(rank)
         times = self._times.setdefault(rank, OutputTimes())
         self._open_log_file(rank, log)
         self._guard_times(rank, lambda: times.begin(self._attempt_starts[rank], log if rank in self._files else None))
@@ -267,8 +271,17 @@ class Streams:
             if not self.has_open:
                 self._loop.call_soon(self._listener.on_output_drained)
             return False
-        if not (data := stream.drop_repeated(data)):
-            return True
+        if data := stream.drop_repeated(data):
+            self._take(stream, data)
+        return True
+
+    def add_stderr(self, rank: int, data: bytes) -> None:
+        """Add to a rank's stderr what has come another way, also if the rank has closed it."""
+        stream = next((each for each in self._streams_of(rank) if each.number == 2), None)
+        self._take(stream or self._closed.setdefault(rank, _OpenStream(rank, 2, -1, rank in self._shown)), data)
+
+    def _take(self, stream: _OpenStream, data: bytes) -> None:
+        """Log, keep and show a piece of output."""
         self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
             tail = self._tails[stream.source] = TailBuffer(
@@ -288,7 +301,6 @@ class Streams:
                 for other in self._streams.values():
                     self._loop.unwatch_fd(other.fd)
         stream.on_output()
-        return True
 
     def _filter(self, stream: _OpenStream, lines: bytes) -> bytes:
         """Return the lines to show now: a traceback is held until the rank ends or goes on."""

@@ -108,8 +108,10 @@ class RankRunner:
         self.named: dict[str, object] = {}
 
     def setup(self) -> None:
+        if "crash_socket" in self._fds:
+            self._fds["crash_socket"] = inspection_endpoint.move_fd_high(self._fds["crash_socket"])
         if not faulthandler.is_enabled():
-            faulthandler.enable(2)
+            faulthandler.enable(self._fds.get("crash_socket", 2))
         if "rank_channel" in self._fds:
             self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
         for file, settings in self.job["sides"]:

@@ -116,7 +116,7 @@ class SpawnRequest(TypedDict):
     op: Literal["spawn"]
     rank: int
     job: RankJob
-    fds: list[str]  # purposes of the attached descriptors: stdin, stdout, stderr, rank_channel
+    fds: list[str]  # purposes of the attached descriptors: stdin, stdout, stderr, rank_channel, crash_socket
 
 
 class ServeStore(TypedDict):

@@ -1,8 +1,9 @@
-"""Messages of inspection from a node to node 0."""
+"""Messages of inspection between a node and node 0."""
 
 from __future__ import annotations
 
-from ddplaunch.core.messages import AttemptMessage, FromNode
+from ddplaunch.base.types import Count, ShortText
+from ddplaunch.core.messages import AttemptMessage, FromNode, FromNodeZero
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 
@@ -18,3 +19,16 @@ class StallSuspected(AttemptMessage, FromNode, frozen=True):
 
 class StragglersFound(AttemptMessage, FromNode, frozen=True):
     """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
+
+
+class CrashSeen(AttemptMessage, FromNode, frozen=True):
+    """Native code has failed in a rank of this node, which waits until it has been inspected."""
+
+    rank: Count
+
+
+class CrashInspected(AttemptMessage, FromNodeZero, frozen=True):
+    """The rank may end."""
+
+    rank: Count
+    text: ShortText  # in which collectives it and the others were; "" if it was in none

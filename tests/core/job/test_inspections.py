@@ -20,7 +20,8 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     RankInspection,
 )
 from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
-from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S
+from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S, CRASHES_TOGETHER_S
+from ddplaunch.features.inspect.messages import CrashInspected, CrashSeen
 from tests.core.job.test_machine import joined
 
 
@@ -178,3 +179,25 @@ def test_a_report_names_the_hosts_of_all_ranks_that_the_others_waited_for(job):
     ends = [message for _, message in job.sent if isinstance(message, messages.EndJob)]
     blame = "ranks 1, 2 did not enter all_reduce #5, which 2 ranks waited for (on n0, n1)"
     assert [each.outcome.verdict.blame for each in ends] == [blame, blame]
+
+
+def test_a_crashed_rank_ends_after_the_inspection_of_all(job):
+    def released():
+        return [(number, each.rank, each.text) for number, each in job.sent if isinstance(each, CrashInspected)]
+
+    job.send(1, CrashSeen(0, 2))
+    job.send(1, CrashSeen(0, 3))
+    requests = list_requests(job)
+    assert [(number, each.payload) for number, each in requests] == [(0, Detail.WAITS), (1, Detail.WAITS)]
+    assert released() == []
+    serial = requests[0][1].serial
+    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+        job.send(node, found(serial, *ranks))
+    assert released() == [(1, 2, ""), (1, 3, "")]
+    job.send(0, CrashSeen(0, 1))
+    assert released()[2:] == [(0, 1, "")], "one inspection for those that crash together"
+    assert len(list_requests(job)) == 2
+    job.wait(CRASHES_TOGETHER_S)  # a worker had crashed, and its rank went on
+    job.send(0, CrashSeen(0, 0))
+    assert len(list_requests(job)) == 4
+    assert stops(job) == []

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ddplaunch.core.node.printed_errors import (
-    describe_abort_place,
+    add_abort_place,
     describe_thread_error,
     find_abort_reason,
     find_last_traceback,
@@ -77,9 +77,29 @@ Current thread 0x00007ff2ce847b80 (most recent call first):
 
 
 def test_where_an_aborted_rank_was():
-    assert describe_abort_place(DUMP.encode(), "/job") == "it was in all_reduce, step at train.py:10"
-    assert describe_abort_place(DUMP.replace("distributed_c10d", "x").encode(), "/job") is None
-    assert describe_abort_place(b"", "/job") is None
+    assert add_abort_place(None, DUMP.encode(), "/job") == "it was in all_reduce, step at train.py:10"
+    for printed in (DUMP.replace("distributed_c10d", "x"), ""):
+        assert add_abort_place(None, printed.encode(), "/job") is None
+        assert add_abort_place("a hint", printed.encode(), "/job") == "a hint"
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (
+            "it was in all_reduce #7 of float32[8]\nmore",
+            "it was in all_reduce #7 of float32[8], step at train.py:10\nmore",
+        ),
+        ("it was in all_reduce #7, step at train.py:10", "it was in all_reduce #7, step at train.py:10"),
+        (
+            "it was in all_reduce_coalesced #7",
+            "it was in all_reduce, step at train.py:10\nit was in all_reduce_coalesced #7",
+        ),
+        ("ranks differ", "it was in all_reduce, step at train.py:10\nranks differ"),
+    ],
+)
+def test_the_line_is_added_to_the_collective(hint, expected):
+    assert add_abort_place(hint, DUMP.encode(), "/job") == expected
 
 
 def test_of_the_stack_after_a_fatal_error_the_innermost_frames_are_shown():
@@ -173,9 +193,11 @@ def test_an_abort_of_gloo(run_ddplaunch, tmp_path):
     """Its sentence is in the headline; both ranks are named with their collectives."""
     write_program(tmp_path, "train.py", MISMATCH)
     done = run_ddplaunch("run", "--show", "none", "--nproc", "2", "train.py")
-    first, where, *_, last = done.stderr.splitlines()
+    first, where, differ, *_, last = done.stderr.splitlines()
     assert first.startswith("ddplaunch: rank 1 was ended by SIGABRT: Received data size doesn't match expected size.")
     assert where == "  it was in all_reduce, step at train.py:7"
+    both = "all_reduce of float32[100] on rank 0 (train.py:7) and all_reduce of float32[8] on rank 1"
+    assert differ == f"  ranks entered different collectives: #2 of default_pg is {both}"
     if last != "  1 other rank was stopped":  # before it had noticed
         assert last.startswith("  then rank 0 failed: RuntimeError: ")
         assert last.endswith(", in all_reduce at train.py:7")

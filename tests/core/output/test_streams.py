@@ -271,3 +271,18 @@ def test_where_the_unfinished_line_begins(pieces, offset):
     for piece in pieces:
         tail.add(piece)
     assert tail.line_start_offset == offset
+
+
+@pytest.mark.parametrize("show", [(1, 2), (1,)])
+def test_stderr_that_comes_another_way(world, tmp_path, show):
+    """The stacks of a crashed rank follow what is in the pipe, and come also if the rank has closed that."""
+    _, err = world.start(show=show, log=str(tmp_path / "log"))
+    world.write(err, b"before\n")
+    world.streams.add_stderr(0, b"Fatal\n")
+    assert world.screen.take() == ([(0, 2, b"Fatal\n")] if 2 in show else [])
+    world.end(err)
+    world.run()
+    world.streams.add_stderr(0, b"after")
+    world.streams.add_stderr(0, b"wards\n")
+    assert world.screen.take() == ([(0, 2, b"afterwards\n")] if 2 in show else [])
+    assert (tmp_path / "log").read_bytes() == world.streams.tail(0) == b"before\nFatal\nafterwards\n"

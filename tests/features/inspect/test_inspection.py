@@ -401,7 +401,7 @@ def test_no_inspect_installs_no_signal_handler(start_ddplaunch, run_in_fork, tmp
         time.sleep(600)
     """
     script = write_program(tmp_path, "train.py", text)
-    for option, line in ((), "there True 2"), (("--no-inspect",), "there False 0"):
+    for option, line in ((), "there True 3"), (("--no-inspect",), "there False 0"):
         job = start_ddplaunch("run", *LIGHT, *option, "--nproc", "2", script)
         job.wait_for(line, 2)
         why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}

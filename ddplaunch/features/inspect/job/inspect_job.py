@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -10,6 +11,7 @@ from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.core.messages import FromNode, NoteMessage, RanksFinished, RanksInspected
+from ddplaunch.features.inspect.diagnosis.crash import describe_crash
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
@@ -18,10 +20,17 @@ from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.inspect.job.awaited_rank import format_hosts
 from ddplaunch.features.inspect.job.stall_limit import StallLimit
 from ddplaunch.features.inspect.job.straggler_limit import STRAGGLER_CHECK, StragglerLimit
-from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
+from ddplaunch.features.inspect.messages import (
+    ArrivalsReported,
+    CrashInspected,
+    CrashSeen,
+    StallSuspected,
+    StragglersFound,
+)
 from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
 
 BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped
+CRASHES_TOGETHER_S = 3.0  # one may follow from the other
 LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang
 
 
@@ -32,12 +41,17 @@ class InspectJob(JobSide):
         self._context = context
         self._inspection: Inspection | None = None  # of all ranks, just before those of the attempt were stopped
         self._expired: tuple[TimeLimitExpired, Inspection] | None = None  # the limit that stops the attempt now
+        self._attempt = 0
+        self._crashed: list[tuple[int, int]] = []  # ranks that wait for an inspection in their crash: node, rank
+        self._crash: tuple[float, Inspection] | None = None  # of all ranks, when one had crashed, and when (monotonic)
         self._stalls = StallLimit(context, self._stop_attempt)
         self._stragglers = StragglerLimit(context, self._stop_attempt)
         self._slow_ranks = SlowRankDetector()
 
     def on_attempt_start(self, attempt: int) -> None:
-        self._inspection = self._expired = None
+        self._attempt = attempt
+        self._inspection = self._expired = self._crash = None
+        self._crashed.clear()
         self._stalls.begin(attempt)
         self._stragglers.begin(attempt)
         self._slow_ranks = SlowRankDetector()
@@ -54,6 +68,8 @@ class InspectJob(JobSide):
 
     def on_message(self, node: int, message: FromNode) -> None:
         match message:
+            case CrashSeen(rank=rank):
+                self._on_crash(node, rank)
             case StallSuspected():
                 self._stalls.on_suspected()
             case StragglersFound():
@@ -63,6 +79,23 @@ class InspectJob(JobSide):
             case ArrivalsReported(arrivals=arrivals):
                 ranks, offset = self._context.nodes[node].ranks, self._context.nodes.clock_of(node)
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)
+
+    def _on_crash(self, node: int, rank: int) -> None:
+        """Inspect all ranks, once for those that crash together, while the first of them is still there."""
+        self._crashed.append((node, rank))
+        if self._crash is not None and self._context.now.mono - self._crash[0] < CRASHES_TOGETHER_S:
+            self._on_crash_inspected(self._attempt, self._crash[1])
+        elif len(self._crashed) == 1:
+            self._context.gather("inspect", Detail.WAITS, partial(self._on_crash_inspected, self._attempt))
+
+    def _on_crash_inspected(self, attempt: int, inspection: Inspection) -> None:
+        if attempt != self._attempt:
+            return
+        self._crash = self._context.now.mono, inspection
+        for node, rank in self._crashed:
+            if node in self._context.nodes:
+                self._context.nodes.send(node, CrashInspected(attempt, rank, describe_crash(inspection, rank)))
+        self._crashed.clear()
 
     def _stop_attempt(self, expired: TimeLimitExpired, inspection: Inspection) -> None:
         """Stop the attempt by a time limit, which has found this ``inspection``."""

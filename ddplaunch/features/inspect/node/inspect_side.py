@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -10,7 +13,9 @@ import click
 
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
+from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -18,7 +23,7 @@ from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
-from ddplaunch.features.inspect.messages import ArrivalsReported
+from ddplaunch.features.inspect.messages import ArrivalsReported, CrashInspected, CrashSeen
 from ddplaunch.features.inspect.node.in_flight import read_in_flight
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
@@ -32,6 +37,13 @@ LONG_ATTEMPT_S = 300.0
 """A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
+CRASH_TIMEOUT_S = 1.0
+"""A rank in which native code has failed waits as long for its inspection."""
+
+_CRASH_END_S = 30.0  # from the inspection to the end of the rank, at most
+_CRASH_SIGNALS = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+
+
 class InspectSide(NodeSide):
     """Inspects the ranks of this node, for node 0 and for other features, and watches for ranks that hang."""
 
@@ -41,6 +53,8 @@ class InspectSide(NodeSide):
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._stragglers: StragglerMonitor | None = None
         self._arrivals: list[CollectiveArrivals] = []  # of ranks that succeeded, after a long run
+        # By rank: when it, or a child that it had forked, crashed (monotonic), and in which collectives the ranks were.
+        self._crashes: dict[int, tuple[float, str]] = {}
         self._stall_detector: StallDetector | None = None  # of all attempts; None if no stall can be detected
         self._inspections = NodeInspections(
             context.loop, self._add_idle_times, context.screen.show_note, node_only=self._is_isolated
@@ -62,7 +76,7 @@ class InspectSide(NodeSide):
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         context = self._context
-        self._ranks, self._arrivals = ranks, []
+        self._ranks, self._arrivals, self._crashes = ranks, [], {}
         self._stragglers = StragglerMonitor(
             context.loop,
             ranks,
@@ -124,6 +138,24 @@ class InspectSide(NodeSide):
         path = ranks.rank_file_path(rank, "trace.json")
         if path and os.path.exists(path):
             self._arrivals += read_trace_file(path, rank, ranks.plan.world_size)
+
+    def on_crash(self, rank: int) -> bool:
+        ranks = self._ranks
+        if ranks is None or self._is_isolated or ranks.is_stop_requested(rank):
+            return False
+        self._context.job.send(CrashSeen(ranks.number, rank))
+        ranks.timers.call_later(CRASH_TIMEOUT_S, partial(ranks.release_crashed, rank))
+        return True
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, CrashInspected) and self._ranks and message.attempt == self._ranks.number:
+            self._crashes[message.rank] = time.monotonic(), message.text
+            self._ranks.release_crashed(message.rank)
+
+    def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
+        crashed_at, text = self._crashes.get(failure.rank, (-math.inf, ""))
+        has_crashed = failure.signal in _CRASH_SIGNALS and time.monotonic() - crashed_at < _CRASH_END_S
+        return text if text and has_crashed else None
 
     def find_exception(self, rank: int) -> tuple[str, str] | None:
         path = self._ranks.rank_file_path(rank, "json.in-flight") if self._ranks else None
