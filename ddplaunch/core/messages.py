@@ -30,6 +30,8 @@ from ddplaunch.system.plan.rank_layout import NodeAssignment
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.versions import Versions
 
+CHECK_NOTICE_INTERVAL_S = 10.0
+
 PROTOCOL_VERSION = 23  # raised whenever a message changes, so that launchers of different versions detect it
 
 
@@ -137,6 +139,10 @@ class NodeStartError(FromNode, frozen=True):
 
 class CheckPassed(AttemptMessage, FromNode, frozen=True):
     """This node's check for the attempt succeeded."""
+
+
+class CheckContinues(AttemptMessage, FromNode, frozen=True):
+    """This node's check for the attempt goes on; sent every ``CHECK_NOTICE_INTERVAL_S``."""
 
 
 class StopRequested(FromNode, frozen=True):

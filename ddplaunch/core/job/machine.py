@@ -225,11 +225,11 @@ class JobMachine:
         if not self._checks.begin(request):
             self._launch_attempt()
 
-    def _on_check_passed(self, node: JoinedNode, attempt: int) -> None:
+    def _on_check(self, node: JoinedNode, message: messages.CheckPassed | messages.CheckContinues) -> None:
         if self.phase is JobPhase.CHECKING:
-            if self._checks.on_check_passed(node.node_rank, attempt):
+            if self._checks.on_check(node.node_rank, message):
                 self._launch_attempt()
-        elif self._may_grow and node.phase is NodePhase.IDLE:
+        elif self._may_grow and node.phase is NodePhase.IDLE and isinstance(message, messages.CheckPassed):
             self._stop_to_grow(node.name)
 
     def _launch_attempt(self) -> None:
@@ -254,8 +254,8 @@ class JobMachine:
                 self._on_preemption_notice(node, message.signal)
             case messages.NodeStartError():
                 self._on_start_error(node, message)
-            case messages.CheckPassed():
-                self._on_check_passed(node, message.attempt)
+            case messages.CheckPassed() | messages.CheckContinues():
+                self._on_check(node, message)
             case messages.RpcRequest() | messages.RpcReply():
                 self._rpc.on_message(node_rank, message)
             case ForwardSignal(number=number):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.text import format_duration, join_names
 from ddplaunch.core.failures import FailureReport, JobResult
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
-from ddplaunch.core.messages import CheckRequest, NodeStartError
+from ddplaunch.core.messages import CheckContinues, CheckPassed, CheckRequest, NodeStartError
 
 SLOW_NODE_NOTICE_S = 5.0  # after this, print which nodes have not replied
-CHECK_TIMEOUT_S = 90.0
-"""For a check that waits for nothing: Python may start slowly from a file server, and each step may take seconds."""
+CHECK_TIMEOUT_S = 25.0
+"""Without a word of a node: one that checks itself says so more often, however long it takes (``CheckContinues``)."""
 
 
 class NodeChecks:
@@ -20,8 +22,9 @@ class NodeChecks:
     def __init__(self, nodes: NodeTable, membership: Membership) -> None:
         self._config, self._nodes, self._membership = nodes.config, nodes, membership
         self._request: CheckRequest | None = None  # for the latest attempt
-        self._unanswered: set[int] = set()  # nodes without a reply; empty if no round of checks is in progress
-        self._expires_at = 0.0  # monotonic: when the round ends without the replies of nodes
+        # Nodes without a reply, and until when they are waited for (monotonic); empty if no round is in progress.
+        self._unanswered: dict[int, float] = {}
+        self._is_noted = False  # whether a note has named those that are slow
         self.previous_failure: FailureReport | None = None  # of the attempt before, if a rank failed then
 
     @property
@@ -34,33 +37,44 @@ class NodeChecks:
         self._request = request
         if request is None:
             return False
-        self._unanswered = set(self._nodes)
+        self._unanswered.clear()
+        for number in self._nodes:
+            self._wait_for(number)
         self._nodes.broadcast(request)
-        self._set_deadline(request)
+        self._set_notice()
         return True
 
-    def _set_deadline(self, request: CheckRequest) -> None:
-        timeout_s = CHECK_TIMEOUT_S + request.wait_s
-        self._expires_at = self._nodes.turn.now.mono + timeout_s
-        self._nodes.turn.set_deadline("slow checks", SLOW_NODE_NOTICE_S if self._config.is_multi_node else timeout_s)
+    def _wait_for(self, number: int) -> None:
+        self._unanswered[number] = self._nodes.turn.now.mono + CHECK_TIMEOUT_S
+
+    def _set_notice(self) -> None:
+        is_shown = self._config.is_multi_node
+        self._is_noted = not is_shown
+        self._nodes.turn.set_deadline("slow checks", SLOW_NODE_NOTICE_S if is_shown else CHECK_TIMEOUT_S)
 
     def send_check(self, number: int) -> None:
         """Ask one node, as one that has just joined. A reply while an attempt runs does not count for the next one."""
         if self._request is None:
             return
         if self._unanswered:
-            self._unanswered.add(number)
-            self._set_deadline(self._request)
+            self._wait_for(number)
+            self._set_notice()
         self._nodes.send(number, self._request)
 
-    def on_check_passed(self, number: int, attempt: int) -> bool:
-        """Called when a node has passed its check; return whether all have."""
-        return self._request is not None and attempt == self._request.attempt and self.on_node_gone(number)
+    def on_check(self, number: int, message: CheckPassed | CheckContinues) -> bool:
+        """Called when a node has passed its check, or goes on with it; return whether all have passed."""
+        if self._request is None or message.attempt != self._request.attempt:
+            return False
+        if isinstance(message, CheckPassed):
+            return self.on_node_gone(number)
+        if number in self._unanswered:
+            self._wait_for(number)
+        return False
 
     def on_node_gone(self, number: int) -> bool:
         """Called when a node needs no more waiting for: it passed, was left out or is lost. Return whether all have."""
-        was_last = self._unanswered == {number}
-        self._unanswered.discard(number)
+        was_last = [*self._unanswered] == [number]
+        self._unanswered.pop(number, None)
         return was_last
 
     def on_check_failed(self, node: JoinedNode, error: NodeStartError, *, first: bool) -> JobResult | str:
@@ -83,16 +97,23 @@ class NodeChecks:
     def on_deadline(self) -> bool:
         """Print which nodes have not replied: the deadline "slow checks". Return whether none is waited for any more.
 
-        A check has timeouts of its own, so a node that has not replied at the end has a bug, and gets its ranks.
+        A check has timeouts of its own, so a node that says nothing has a bug, and gets its ranks.
         """
-        names = join_names(self._nodes[number].name for number in sorted(self._unanswered & set(self._nodes)))
-        left_s = self._expires_at - self._nodes.turn.now.mono
-        if left_s > 0:
-            self._nodes.turn.set_deadline("slow checks", left_s)
-            self._nodes.broadcast_note(f"waiting for the check of {names}")
-            return False
-        waited = format_duration(CHECK_TIMEOUT_S + (self._request.wait_s if self._request else 0.0))
-        what = names if self._config.is_multi_node else "this machine"
-        self._nodes.broadcast_note(f"the check of {what} has not answered in {waited}: the ranks start without it")
-        self._unanswered.clear()
-        return True
+        now = self._nodes.turn.now.mono
+        silent = [number for number, until in self._unanswered.items() if until <= now]
+        if silent:
+            what = self._name(silent) if self._config.is_multi_node else "this machine"
+            waited = format_duration(CHECK_TIMEOUT_S)
+            self._nodes.broadcast_note(f"the check of {what} has not answered in {waited}: the ranks start without it")
+        for number in silent:
+            del self._unanswered[number]
+        if not self._unanswered:
+            return bool(silent)
+        if not silent and not self._is_noted:
+            self._is_noted = True
+            self._nodes.broadcast_note(f"waiting for the check of {self._name(self._unanswered)}")
+        self._nodes.turn.set_deadline("slow checks", min(self._unanswered.values()) - now)
+        return False
+
+    def _name(self, numbers: Iterable[int]) -> str:
+        return join_names(self._nodes[number].name for number in sorted(numbers) if number in self._nodes)

@@ -13,11 +13,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import EventLoop, Timers
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.messages import CheckPassed, CheckRequest, EndJob, JoinAccepted, Message, NodeStartError
+from ddplaunch.core.messages import (
+    CHECK_NOTICE_INTERVAL_S,
+    CheckContinues,
+    CheckPassed,
+    CheckRequest,
+    EndJob,
+    JoinAccepted,
+    Message,
+    NodeStartError,
+)
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
@@ -74,7 +83,7 @@ class NodeChecker(NodeSide):
 
 
 class NodeCheck:
-    """One check, started by the constructor; ``on_result`` is called once, ``on_progress`` gets what it waits for."""
+    """One check, started by the constructor; ``on_progress`` gets what it waits for."""
 
     def __init__(
         self,
@@ -84,9 +93,12 @@ class NodeCheck:
         environ: Mapping[str, str],
         log_dir: str | None,
         on_progress: Callable[[str], None],
-        on_result: Callable[[CheckPassed | NodeStartError], None],
+        on_result: Callable[[CheckPassed | CheckContinues | NodeStartError], None],
     ) -> None:
-        """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log."""
+        """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log.
+
+        ``on_result`` is called every ``CHECK_NOTICE_INTERVAL_S``, and with the result.
+        """
         self._loop, self._request, self._on_progress, self._on_result = loop, request, on_progress, on_result
         temporary = environ.get("TMPDIR") or "/tmp"
         folders = {"the current folder": current_folder(), "TMPDIR": temporary, "--log-dir": log_dir}
@@ -107,9 +119,20 @@ class NodeCheck:
             preexec_fn=die_with_parent,
         )
         self._deadline = START_TIMEOUT_S
+        self._timers = Timers(loop.call_later)
+        self._send_notice_later()
 
     def close(self) -> None:
+        self._timers.cancel_all()
         self._child.close()
+
+    def _send_notice_later(self) -> None:
+        self._timers.cancel_all()
+        self._timers.call_later(CHECK_NOTICE_INTERVAL_S, self._send_notice)
+
+    def _send_notice(self) -> None:
+        self._on_result(CheckContinues(self._request.attempt))
+        self._send_notice_later()
 
     def _on_output(self, data: bytes) -> None:
         if not data:

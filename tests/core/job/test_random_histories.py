@@ -232,6 +232,9 @@ class History:
             self.send(node, RpcReply(request.serial, "inspect", Inspection(self.now, tuple(conditions), len(ranks))))
 
     def pass_check(self, node: Node) -> None:
+        assert node.check is not None
+        if self.random.random() < 0.2:
+            return self.send(node, messages.CheckContinues(node.check))
         number, node.check = node.check, None
         self.send(node, messages.CheckPassed(number))
 

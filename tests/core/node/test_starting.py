@@ -88,7 +88,7 @@ def test_a_suspended_zygote_does_not_block_the_launcher(start_importing, tmp_pat
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("options", "of_ranks"), [((*PROGRAM, "sh"), 300), (("--log-dir", "logs", __file__), 600)])
+@pytest.mark.parametrize(("options", "of_ranks"), [((*PROGRAM, "sh"), 300), (("--log-dir", "logs", __file__), 700)])
 def test_too_few_descriptors_are_refused(tmp_path, options, of_ranks):
     words = ddplaunch_command("run", "--nproc", "100", *options)
     done = run_command(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 256))

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -106,6 +107,35 @@ def test_a_check_that_hangs_or_is_killed_ends_the_job(start_ddplaunch, tmp_path,
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("interval_s", "expected"),
+    [(0.5, ""), (60.0, "the check of this machine has not answered in 2.0 s: the ranks start without it")],
+)
+def test_a_check_that_goes_on_is_waited_for(start_ddplaunch, tmp_path, gpu, interval_s, expected):
+    """Node 0 gives up on a node that says nothing, here after 2 s; a check that waits says that it goes on."""
+    held, environ = gpu
+    held.touch()
+    body = """
+        from ddplaunch.core.job import node_checks
+        from ddplaunch.features.check import node
+
+        node_checks.CHECK_TIMEOUT_S, node.CHECK_NOTICE_INTERVAL_S = 2.0, {}
+        """
+    write_program(tmp_path, "train.py", "print('started')")
+    patched = write_launcher(tmp_path, body.format(interval_s))
+    job = start_ddplaunch("run", "--check", "train.py", env=environ, executable=patched)
+    if expected:
+        wait_until(lambda: expected in job.stderr(), "the note")
+    else:
+        until = time.monotonic() + 4  # longer than node 0 waits for a word
+        wait_until(lambda: time.monotonic() > until, "the wait")
+        assert job.stdout() == ""
+        held.unlink()
+    assert (job.wait(), job.stdout()) == (0, "started\n")
+    assert expected in job.stderr()
+
+
 def test_without_the_option_gpus_are_not_checked(run_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     held.touch()
@@ -178,7 +208,7 @@ def test_the_gpu_memory_timeout_needs_the_check(run_in_fork, tmp_path):
          "bug in ddplaunch: the feature check failed and is left out"),
         ("check.NodeChecker.on_check", RuntimeError("broken"), 0, "started\n",
          "bug in ddplaunch: the feature check failed and is left out"),
-        ("JobMachine._on_check_passed", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
+        ("JobMachine._on_check", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
     ],
     ids=["cannot start", "bug on a node", "no side", "bug before", "bug of the side", "bug in the job"],
 )  # fmt: skip
