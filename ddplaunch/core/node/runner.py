@@ -74,7 +74,9 @@ class NodeRunner:
         """
         self._node_config, self._job_config = node_config, job_config
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
-        process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + 2 * node_config.inspect)
+        process_limits.raise_fd_limit(
+            len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + 2 * node_config.inspect
+        )
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)

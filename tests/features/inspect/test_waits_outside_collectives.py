@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -230,3 +231,43 @@ def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, r
     wait_until(lambda: all(state in stacks() for state in states), "all six waits", 20)
     children = re.findall(r"  its child process \(pid \d+\):\n  nap at (.*)\n", stacks())
     assert children == [nap] * 3
+
+
+NEW_INTERPRETERS = """
+import concurrent.futures, multiprocessing, os, sys, time
+
+
+def nap(*_):
+    open(f"up.{os.environ['RANK']}", "w").close()
+    time.sleep(600)  # nap
+
+
+if __name__ == "__main__":
+    rank, context = int(os.environ["RANK"]), multiprocessing.get_context(sys.argv[1])
+    if rank < 2:
+        child = context.Process(target=nap)
+        child.start()
+        child.join(600 if rank else None)
+    elif rank == 2:
+        context.Pool(1).map(nap, [1])
+    else:
+        concurrent.futures.ProcessPoolExecutor(1, context).submit(nap).result()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_stacks_of_children_that_are_new_interpreters(start_ddplaunch, run_in_fork, tmp_path, method):
+    nap = f"train.py:{next(n for n, line in enumerate(NEW_INTERPRETERS.splitlines()) if line.endswith('# nap'))}"
+    program = write_program(tmp_path, "train.py", NEW_INTERPRETERS)
+
+    def children() -> list[str]:
+        stacks = run_in_fork("stacks", str(job.process.pid)).stdout
+        return re.findall(r"  its child process \(pid \d+\):\n  (.*)\n", stacks)
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # forkserver has a socket there: its path must be short
+        job = start_ddplaunch("run", "--nproc", "4", *LIGHT, program, method, env={"TMPDIR": folder})
+        wait_until(lambda: len(list(tmp_path.glob("up.*"))) == 4, "all children", 30)
+        wait_until(lambda: children() == [f"nap at {nap}"] * 4, "the stacks", 20)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143

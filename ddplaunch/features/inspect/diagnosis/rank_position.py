@@ -80,6 +80,7 @@ _WAIT_TEXTS = {
     ("multiprocessing/pool.py", "join"): _POOL,
     ("multiprocessing/queues.py", "get"): _MESSAGE,
     ("multiprocessing/connection.py", "recv"): _MESSAGE,
+    ("multiprocessing/connection.py", "poll"): _MESSAGE,
     ("multiprocessing/popen_fork.py", "poll"): _CHILD,
     ("concurrent/futures/_base.py", "result"): _FUTURE,
     ("concurrent/futures/_base.py", "wait"): _FUTURE,
@@ -95,6 +96,7 @@ _WAIT_TEXTS = {
     ("threading.py", "join"): _JOIN,
     ("threading.py", "_shutdown"): _JOIN_ALL,
     ("threading.py", "wait"): _THREAD,
+    ("multiprocessing/connection.py", "wait"): _CHILD,
 }
 """What a rank waits for whose user code has called one of these functions (file, name); the first match counts."""
 
@@ -328,7 +330,7 @@ def describe_workers(rank: RankInspection) -> list[str]:
         f"{name} pid {each.pid} has ended: {format_exit(each.code)}" for each in rank.workers if each.code is not None
     ]
     gone += [f"{name} pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
-    busy = dict.fromkeys(f"a {name}: {_format_dataloader_location(each.frames)}" for each in busy_workers(rank))
+    busy = dict.fromkeys(f"a {name}: {_format_worker_location(each.frames)}" for each in busy_workers(rank))
     return [*gone, *busy]
 
 
@@ -348,8 +350,10 @@ def busy_workers(rank: RankInspection) -> list[Worker]:
     return [each for each in rank.workers if any(frame.own or frame.file.endswith(_FETCH) for frame in each.frames)]
 
 
-def _format_dataloader_location(frames: tuple[Frame, ...]) -> str:
-    own = user_frame(frames)
+def _format_worker_location(frames: tuple[Frame, ...]) -> str:
+    own, call = user_frame(frames), distributed_call_in(frames)
+    if own and call:
+        return f"{format_location(own)}, in {call.function}"
     return format_location(own) if own else f"{frames[0].function} at {_format_library_line(frames[0])}"
 
 

@@ -1,7 +1,7 @@
 """Stacks of the child processes that a rank waits for: the workers of its DataLoader, or of multiprocessing.
 
 A forked worker has inherited the rank's signal handlers and its file for stack dumps. As all workers write to that one
-file, they are dumped one after the other. Of spawned workers only the end is known.
+file, they are dumped one after the other. A new interpreter has its own (``rank/spawned_children.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class DataLoaderWorkers:
         self._pidfd: int | None = None
         self._pid, self._since = 0, 0.0
         self._retried: set[int] = set()
-        children = [(pid, *found) for pid in _list_children(process.pid) if (found := _read_stat(pid, process.pid))]
+        parents = [process.pid, *(pid for pid in _list_children(process.pid) if _is_fork_server(pid))]
+        self._parents = {child: pid for pid in parents for child in _list_children(pid)}
+        children = [(pid, *found) for pid, parent in self._parents.items() if (found := _read_stat(pid, parent))]
         named = [each for each in children if each[1] == _PROCESS_NAME and of_loader]
         self.found += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
         known = named if of_loader else children
@@ -68,7 +70,7 @@ class DataLoaderWorkers:
 
     def _begin(self, pid: int) -> None:
         self._pidfd = open_pidfd(pid)
-        if (found := _read_stat(pid, self._process.pid)) is None or found[1] is not None or found[2]:
+        if (found := _read_stat(pid, self._parents[pid])) is None or found[1] is not None or found[2]:
             self._close()  # it has ended or was stopped in the meantime
             return
         self._pid, self._since = pid, time.monotonic()
@@ -99,6 +101,11 @@ def _list_children(pid: int) -> list[int]:
     """The children of all threads of a process; empty if unknown."""
     threads = list_dir(f"/proc/{pid}/task")
     return sorted(int(child) for each in threads for child in read_proc_file(pid, f"task/{each}/children").split())
+
+
+def _is_fork_server(pid: int) -> bool:
+    """Whether a child of a rank is multiprocessing's, which forks its processes."""
+    return b"from multiprocessing.forkserver import main" in read_proc_file(pid, "cmdline")
 
 
 def _read_stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:

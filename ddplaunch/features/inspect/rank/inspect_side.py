@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from ddplaunch.core.rank import inspection_endpoint
     from ddplaunch.core.rank.rank_runner import RankRunner, load_private_module
-    from ddplaunch.features.inspect.rank import stacks
+    from ddplaunch.features.inspect.rank import spawned_children, stacks
 else:
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+    spawned_children = load_private_module("features/inspect/rank/spawned_children")
     stacks = load_private_module("features/inspect/rank/stacks")
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -54,6 +55,9 @@ class Side:
             self._stacks = stacks.StackWriter(endpoint)
             endpoint.send(b"h %d %d %d" % (self._stacks.first, self._stacks.second, self._stacks.fd))
             inspection_endpoint.call_after_import(_C10D, "init_process_group", self._wrap_init_process_group)
+            inspection_endpoint.call_after_import(
+                spawned_children.MODULE, spawned_children.LAST_NAME, self._prepare_children
+            )
         except Exception:
             pass  # the launcher reports that the rank gives no reply
 
@@ -105,6 +109,10 @@ class Side:
         outer = stacks.outer_frames(sys._current_frames().get(self._endpoint.main_thread), stacks.MAX_FRAMES)
         call += outer and b"|" + outer.replace(b"\t", b" ").replace(b"\n", b"\r")
         return b"\t".join([initialised, groups, call, *traces])
+
+    def _prepare_children(self, module: ModuleType) -> None:
+        if self._stacks is not None and self._stacks.first and os.getpid() == self._endpoint.pid:
+            spawned_children.prepare_children(module, self._stacks.first, self._stacks.second, self._stacks.fd)
 
     # ------------------------------------------------------------------------------------------- the one-shot hook
 
