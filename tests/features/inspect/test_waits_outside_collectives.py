@@ -271,3 +271,45 @@ def test_stacks_of_children_that_are_new_interpreters(start_ddplaunch, run_in_fo
         wait_until(lambda: children() == [f"nap at {nap}"] * 4, "the stacks", 20)
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 143
+
+
+REMOTE_CALLS = """
+import os, time, torch
+from torch.distributed import rpc
+
+
+def nap():
+    time.sleep(600)  # nap
+
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=5)
+if rank == 0:
+    rpc.rpc_sync("w4", nap)  # sync
+elif rank == 1:
+    rpc.rpc_async("w4", nap).wait()  # wait
+elif rank == 2:
+    rpc.remote("w4", nap).to_here()  # fetch
+elif rank == 3:
+    torch.futures.wait_all([rpc.rpc_async("w4", nap)])  # all
+rpc.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_callee_of_an_rpc_is_named(start_ddplaunch, run_in_fork, tmp_path):
+    at = {line.partition("  # ")[2]: f"train.py:{n}" for n, line in enumerate(REMOTE_CALLS.splitlines())}
+    job = start_ddplaunch("run", "--nproc", "5", write_program(tmp_path, "train.py", REMOTE_CALLS))
+    late = f"rank 4 has not replied: nap at {at['nap']}"
+    asyncs = f"ranks 1, 3 wait in the wait() of rpc_async, called at {at['wait']}, {at['all']}; {late}"
+    expected = [
+        f"rank 0 waits in rpc_sync, called at {at['sync']}; {late}",
+        f"rank 2 waits in to_here, called at {at['fetch']}; {late}",
+    ]
+
+    def found() -> bool:
+        sentences = run_in_fork("stacks", str(job.process.pid)).stdout.splitlines()
+        return {asyncs, *expected} <= {*sentences}
+
+    wait_until(found, "the three sentences", 40)

@@ -28,14 +28,15 @@ ROOTED_FUNCTIONS = {"broadcast": "from", "scatter": "from", "reduce": "to", "gat
 STORE_WAIT = "store.wait"
 FILE_LOCK = "flock"
 NEW_GROUP = "new_group"
-RPC_CALL = "rpc_sync"
+RPC_CALL, RPC_WAIT, RPC_FETCH = "rpc_sync", "the wait() of rpc_async", "to_here"
+RPC_CALLS = {RPC_CALL, RPC_WAIT, RPC_FETCH}
 RPC_BARRIERS = {"init_rpc": "init_rpc", "shutdown": "rpc.shutdown"}  # all ranks must call them
 UNRECORDED_FUNCTIONS = POINT_TO_POINT_FUNCTIONS | {
     INIT_FUNCTION,
     STORE_WAIT,
     FILE_LOCK,
     NEW_GROUP,
-    RPC_CALL,
+    *RPC_CALLS,
     *RPC_BARRIERS.values(),
     "destroy_process_group",
     "monitored_barrier",
@@ -223,6 +224,8 @@ def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
         return call
     if function := _rpc_function_of(rank):
         return DistributedCall(function, user_line_of(rank))
+    if rank.inside and rank.inside.operation in ("rpc_async", RPC_FETCH) and rank.asleep in ("", "asleep"):
+        return DistributedCall(RPC_FETCH if rank.inside.operation == RPC_FETCH else RPC_WAIT, user_line_of(rank))
     # The evidence is a connection to the job's store on which the main thread sleeps, or its call of a store's method.
     in_store = rank.inside and rank.inside.operation == STORE_WAIT and rank.asleep in ("", "asleep")
     if rank.awaits == "store" or in_store:

@@ -13,7 +13,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     INIT_FUNCTION,
     POINT_TO_POINT_FUNCTIONS,
     ROOTED_FUNCTIONS,
-    RPC_CALL,
+    RPC_CALLS,
     SEND_FUNCTIONS,
     STORE_WAIT,
     collective_entry_line,
@@ -182,7 +182,7 @@ def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: 
     if missing.waits:
         line = collective_entry_line(rank, missing.calls.partition(" ")[0])
         return f"{_format_absence(wait)}: it waits in {missing.calls}" + (f", {format_location(line)}" if line else "")
-    line = rpc_line_of(rank) if wait.operation == RPC_CALL else None
+    line = rpc_line_of(rank) if wait.operation in RPC_CALLS else None
     what = format_location(line) if line else describe_call(rank, apart)
     if rank.condition is ProcessCondition.BLOCKED:
         what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")
@@ -202,7 +202,7 @@ def _format_absence(wait: Wait) -> str:
         return "has not set its key"
     if wait.operation == FILE_LOCK:
         return "holds the lock"
-    if wait.operation == RPC_CALL:
+    if wait.operation in RPC_CALLS:
         return "has not replied"
     return "has not called it"
 

@@ -21,7 +21,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     NEW_GROUP,
     RECEIVE_FUNCTIONS,
     RPC_BARRIERS,
-    RPC_CALL,
+    RPC_CALLS,
     SEND_FUNCTIONS,
     UNRECORDED_FUNCTIONS,
     GroupProgress,
@@ -331,7 +331,7 @@ class _InspectionView:
         found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
             call = waiting_call_of(rank)
-            if call and call.function == RPC_CALL and not self._rpc_callees(number):
+            if call and call.function in RPC_CALLS and not self._rpc_callees(number):
                 continue  # nothing shows who should reply
             if not call or number in assigned or rank.moved or rank.answers is False:
                 continue
@@ -348,7 +348,7 @@ class _InspectionView:
                 needs_all = function in RPC_BARRIERS.values()
                 elsewhere = {*calls} if needs_all else inside | assigned
                 others = [] if known else self._awaited(end.rank, elsewhere, members, calls)
-                if function == RPC_CALL:
+                if function in RPC_CALLS:
                     others = self._rpc_callees(*waiting)
                 moved = [rank for rank in others if self.ranks[rank].moved]
                 missing = [r for r in others if r not in moved and self._lacks_recorder(function, self.ranks[r])]
@@ -373,7 +373,11 @@ class _InspectionView:
                 )
 
     def _rpc_callees(self, *callers: int) -> list[int]:
-        """The other ranks in which a thread works on a call by RPC."""
+        """The ranks that were called by RPC; if unknown, the other ranks in which a thread works on such a call."""
+        calls = [self.ranks[rank].inside for rank in callers]
+        named = {each.names for each in calls if each and each.operation in RPC_CALLS and each.names is not None}
+        if named:
+            return [rank for rank in self.ranks if rank in named and rank not in callers]
         return [rank for rank, each in self.ranks.items() if rank not in callers and rpc_line_of(each)]
 
     def _awaited(
@@ -430,7 +434,7 @@ def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
     inside |= {
         rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
     }
-    if wait.operation == RPC_CALL:  # a thread of the callee works on it, whatever its main thread waits for
+    if wait.operation in RPC_CALLS:  # a thread of the callee works on it, whatever its main thread waits for
         return wait
     missing = [MissingRank(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
     return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.waits, each.rank))))

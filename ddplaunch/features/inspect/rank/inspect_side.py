@@ -1,8 +1,8 @@
 """Answers inspections in a rank: its stacks, its progress in collectives, the exception that it handles.
 
-The progress is reported by the endpoint's thread, from the first ``init_process_group`` on: torch's flight recorder has
-it, on every backend (torch._C._distributed_c10d). What this torch lacks is left out. Part of the worker
-(``core/rank/rank_runner.py``) and bound by its rules.
+The progress is reported by the endpoint's thread, from the first ``init_process_group`` or call by RPC on: torch's
+flight recorder has it, on every backend (torch._C._distributed_c10d). What this torch lacks is left out. Part of the
+worker (``core/rank/rank_runner.py``) and bound by its rules.
 
 Lines from the rank: ``h FIRST SECOND FD`` at its start (``stacks``), ``x LEFT`` if the program has taken one of the
 signals or both, replies ``s7 …`` with tab-separated parts. To the rank: ``s7`` (progress) and ``e7`` (also the last
@@ -30,6 +30,7 @@ else:
     stacks = load_private_module("features/inspect/rank/stacks")
 
 _C10D = "torch.distributed.distributed_c10d"
+_RPC, _RPC_FUNCTIONS = "torch.distributed.rpc.api", ("remote", "rpc_sync", "rpc_async", "shutdown")
 
 
 class Side:
@@ -55,6 +56,7 @@ class Side:
             self._stacks = stacks.StackWriter(endpoint)
             endpoint.send(b"h %d %d %d" % (self._stacks.first, self._stacks.second, self._stacks.fd))
             inspection_endpoint.call_after_import(_C10D, "init_process_group", self._wrap_init_process_group)
+            inspection_endpoint.call_after_import(_RPC, "_enable_rpc_profiler", self._wrap_rpc)
             inspection_endpoint.call_after_import(
                 spawned_children.MODULE, spawned_children.LAST_NAME, self._prepare_children
             )
@@ -117,21 +119,38 @@ class Side:
     # ------------------------------------------------------------------------------------------- the one-shot hook
 
     def _wrap_init_process_group(self, module: ModuleType) -> None:
-        """Replace ``init_process_group`` in the closure cell of its decorator, so that no attribute changes."""
-        for cell in getattr(module.init_process_group, "__closure__", None) or ():
-            found = cell.cell_contents
-            if getattr(found, "__name__", "") == "init_process_group":
-                cell.cell_contents = _CallOnce(cell, found, lambda: self._on_first_group(module))
+        _wrap_once(module, "init_process_group", lambda: self._on_first_group(module))
+
+    def _wrap_rpc(self, module: ModuleType) -> None:
+        for name in _RPC_FUNCTIONS:
+            _wrap_once(module, name, self._on_rpc)
 
     def _on_first_group(self, module: ModuleType) -> None:
         if os.getpid() == self._endpoint.pid:
-            self._group_created, self._module = time.monotonic(), module
+            self._group_created = time.monotonic()
+            self._start_thread(module)
+
+    def _on_rpc(self) -> None:
+        if os.getpid() == self._endpoint.pid:
+            self._start_thread(sys.modules[_C10D])
+
+    def _start_thread(self, module: ModuleType) -> None:
+        if self._state is None:
+            self._module = module
             self._state = load_private_module("features/inspect/rank/torch_state")
-            self._endpoint.start_thread(module.is_initialized)
+            self._endpoint.start_thread(lambda: self._state.has_threads(module))
+
+
+def _wrap_once(module: ModuleType, name: str, callback: Callable[[], None]) -> None:
+    """Replace a function up to its first call in the closure cell of its decorator, so that no attribute changes."""
+    for cell in getattr(getattr(module, name, None), "__closure__", None) or ():
+        found = cell.cell_contents
+        if getattr(found, "__name__", "") == name:
+            cell.cell_contents = _CallOnce(cell, found, callback)
 
 
 class _CallOnce:
-    """Replaces ``init_process_group`` up to its first call, without a frame of its own on that call's stack.
+    """Replaces a function up to its first call, without a frame of its own on that call's stack.
 
     The interpreter looks ``__call__`` up before a call, and the property acts then (slot_tp_call in
     Objects/typeobject.c).

@@ -22,6 +22,8 @@ _MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}  # run the program's __reduce__, outside the communication
 _SENDS_AND_RECEIVES = {12: "isend", 13: "irecv", 14: "irecv"}  # OpType in torch/csrc/distributed/c10d/Work.hpp
 _MAX_OPS = 256
+_RPC_RESULTS = ("rpc_async", "_collect_all", "collect_all")  # functions of torch that return a torch.Future
+_RPC_API = "/torch/distributed/rpc/api.py"
 _STORE_METHODS = ("get", "multi_get")  # they wait too, as its ``wait`` does
 _LOCK_METHODS = ("acquire", "__enter__")
 _LOCK_MODULES = ("_thread", "_multiprocessing", "multiprocessing.synchronize")  # of the classes of locks
@@ -37,6 +39,12 @@ def describe(module: ModuleType, *, details: bool) -> list[bytes]:
     """Return ``1`` or ``0`` (whether there is a process group), all groups, the current call, each recorder's dump."""
     parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
     return [*parts, *traces(details=details)]
+
+
+def has_threads(module: ModuleType) -> bool:
+    """Whether torch has threads of its own: of a process group, or of RPC."""
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    return bool(module.is_initialized() or (rpc and rpc._is_current_rpc_agent_set()))
 
 
 def traces(*, details: bool) -> list[bytes]:
@@ -95,7 +103,7 @@ def _call(module: ModuleType) -> bytes:
                 at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
                 words = f"{outer} {at.f_code.co_name} {_named_rank(module, at)} {_members(module, inside)}"
                 return words.rstrip().encode("ascii", "replace")
-            if thread == main and not names and (words := _wait_in_c(module, top)):
+            if thread == main and not names and (words := _rpc_sync(top) or _wait_in_c(module, top)):
                 return words.encode("ascii", "replace")
     except Exception:
         pass
@@ -138,12 +146,14 @@ def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
     ``isend`` or ``irecv``: other classes have such a method too. The rank is that of a P2POp in the frame or its
     callers; "wait wait -1" if these are unknown. Of a store, "wait store.wait -1 - KEY", the key with escapes.
     """
-    called = method_call.read_method_call(frame, {"wait", *_STORE_METHODS, *_LOCK_METHODS})
+    called = method_call.read_method_call(frame, {"wait", "to_here", *_STORE_METHODS, *_LOCK_METHODS})
     if called is None:
         return ""
     method, on, argument = called
     if method in _LOCK_METHODS:
         return "acquire lock -1" if type(on).__module__ in _LOCK_MODULES else ""
+    if words := _rpc_wait(method, on):
+        return words
     if isinstance(on, getattr(module, "Store", ())):
         return f"wait store.wait -1{_escape_key(argument)}"
     if method != "wait" or not (isinstance(on, module.Work) or getattr(on, "function", "") in ("isend", "irecv")):
@@ -157,6 +167,29 @@ def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
             peers.update(each.peer for each in ops if isinstance(each, module.P2POp) and each.op.__name__ == kind)
         at = at.f_back if "/torch/distributed/pipelining/" in at.f_code.co_filename else None
     return f"wait {kind} {peers.pop() if len(peers) == 1 else -1}"
+
+
+def _rpc_wait(method: str, on: Any) -> str:
+    """Describe a wait for a reply by RPC: "wait to_here 2", with the rank that should reply; "" for any other call."""
+    if "torch.distributed.rpc.api" not in sys.modules:
+        return ""
+    core = sys.modules["torch"]._C
+    if method == "to_here":
+        return f"wait to_here {on.owner().id if isinstance(on, core._distributed_rpc.PyRRef) else -1}"
+    is_future = isinstance(on, core.Future) or getattr(on, "function", "") in _RPC_RESULTS
+    return "wait rpc_async -1" if method == "wait" and is_future else ""
+
+
+def _rpc_sync(top: FrameType) -> str:
+    """Describe the call of ``rpc_sync`` that a thread is in: "rpc_sync rpc_sync 2"; "" if it is in none."""
+    frame: FrameType | None = top
+    while frame is not None:
+        if frame.f_code.co_name == "rpc_sync" and frame.f_code.co_filename.endswith(_RPC_API):
+            to = frame.f_locals.get("to")
+            to = sys.modules["torch.distributed.rpc.api"]._to_worker_info(to).id if type(to) is not int else to
+            return f"rpc_sync rpc_sync {to}"
+        frame = frame.f_back
+    return ""
 
 
 def _escape_key(argument: Any) -> str:
