@@ -66,6 +66,11 @@ class HelperProcess:
         except OSError:  # it has ended: the loop reads that next
             pass
 
+    def close_stdin(self) -> None:
+        """End its input."""
+        assert self._child.stdin
+        self._child.stdin.close()
+
     def set_deadline(self, deadline: float | None) -> None:
         """Set a new timeout in seconds; None for none."""
         if self._timer is not None:

@@ -28,6 +28,7 @@ from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
 SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed
+_MAX_PROBED = 5  # hosts at a time to which a second connection is made to find out why they do not reply
 MAX_PROBLEMS = 20  # listed for one host
 OUTPUT_DRAIN_S = 5.0  # between the end of the first host and SIGTERM for those that still run
 NODE_0_DELAY_S = 5.0  # beyond the heartbeat timeout, until node 0 has reported a lost node
@@ -151,6 +152,8 @@ class Fleet:
         now = time.monotonic()
         slow = [host for host in self._live_sessions() if host.facts is None and now - host.began >= SLOW_HOST_NOTICE_S]
         for host in slow:
+            if host in slow[:_MAX_PROBED] and not host.has_replied:
+                host.probe_shell()
             if now - host.began >= HOST_TIMEOUT_S:
                 host.give_up(f"no reply within {HOST_TIMEOUT_S:g} s{_hint_for(host)}")
         if slow and slow != self._slow_hosts:

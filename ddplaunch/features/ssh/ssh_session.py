@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct, field
@@ -19,6 +20,7 @@ from ddplaunch import __version__
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.types import parse
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
@@ -42,6 +44,12 @@ _UNINFORMATIVE = re.compile(
 _UNKNOWN_KEY = re.compile(r"No \S+ host key is known for (\S+)")
 _CHANGED_KEY = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for (\S+) has changed")
 _REMOVAL = re.compile(r"ssh-keygen -f \S+ -R [\"']?([^\s\"']+)")
+
+_PROBE_TIMEOUT_S = 20.0
+_QUESTION, _ANSWER = b"echo ddplaunch-$FISH_VERSION\n", re.compile(rb"^ddplaunch-\d", re.M)
+FISH_TEXT = (
+    "a start file of the login shell runs fish, which waits there for the end of its input: `[ -t 0 ] && exec fish`"
+)
 
 
 def explain_host_key(lines: Sequence[str], name: str) -> str:
@@ -68,6 +76,35 @@ class SessionStream(Struct):
     lines: LineAssembler = field(default_factory=LineAssembler)
 
 
+class ShellProbe:
+    """Finds out whether the login shell of a host that does not reply makes way for fish: ``on_fish`` is called then.
+
+    That runs nothing before its input ends. The input of a session does not end while the job runs, so a second
+    connection asks, with an input that ends at once.
+    """
+
+    def __init__(self, loop: EventLoop, words: Sequence[str], on_fish: Callable[[], None]) -> None:
+        """``words``: the ssh command of the session. OSError: it cannot be started."""
+        self._on_fish, self._text = on_fish, b""
+        command = [*words[:-1], "true"]  # a shell that does not make way runs that, and ignores its input
+        self._child = HelperProcess(
+            loop, command, self._on_output, self.close, deadline=_PROBE_TIMEOUT_S, pipe_stdin=True
+        )
+        self._child.write(_QUESTION)
+        self._child.close_stdin()
+
+    def _on_output(self, data: bytes) -> None:
+        self._text = (self._text + data)[-1024:]
+        if _ANSWER.search(self._text):
+            self.close()
+            self._on_fish()
+        elif not data:
+            self.close()
+
+    def close(self) -> None:
+        self._child.close()
+
+
 class SshSession:
     """One host and the ssh process that connects to it, which runs after ``start``."""
 
@@ -87,6 +124,7 @@ class SshSession:
         self._mark = output_mark(job.nonce)
         self.began = math.inf
         self._failure = ""
+        self._probe: ShellProbe | None = None
         self._stderr_lines = deque[bytes](maxlen=_MAX_KEPT_LINES)
         self._stdin = -1
 
@@ -148,6 +186,16 @@ class SshSession:
         if code == 255 and (text := explain_host_key(self._error_lines(), self.name)):
             return text
         return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
+
+    def probe_shell(self) -> None:
+        """Find out, once, whether its login shell keeps the command from running; then give it up."""
+        if self._probe is None:
+            with suppress(OSError):
+                self._probe = ShellProbe(self._loop, self._words, self._on_fish)
+
+    def _on_fish(self) -> None:
+        if not self.has_replied:
+            self.give_up(FISH_TEXT)
 
     def reset(self) -> None:
         """Prepare for another ``start`` after ssh has ended."""
@@ -211,6 +259,8 @@ class SshSession:
                 pass
             self._close(stream)  # a master connection (ControlPersist) may hold it open
         self.close_stdin()
+        if self._probe is not None:
+            self._probe.close()
         self.has_ended = True
         return True
 

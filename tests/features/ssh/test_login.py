@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ddplaunch.features.ssh.ssh_session import FISH_TEXT
 from tests.conftest import wait_until, write_program
 from tests.features.ssh.job import Job, refusal
 from tests.start_modes import LIGHT
@@ -57,8 +58,8 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
     """The error names a login shell that exits at once, and one that never runs the command."""
     write_program(tmp_path, "train.py", "")
-    servers = sshd(6)
-    start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]
+    servers = sshd(7)
+    start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat", "exec fish"]
     for host, bashrc in zip(servers.network.hosts[1:], start_files, strict=True):
         log_in_by(host, tmp_path, bashrc, "/usr/sbin/nologin" if not bashrc else "bash")
     run = Job(servers, tmp_path, "--hosts", "n[1-4]:1", *LIGHT, "train.py")
@@ -71,6 +72,11 @@ def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
         "  n3  no logins on Friday",
         "  n4  This account is currently not available.",
     ]
+    if shutil.which("fish"):
+        run = Job(servers, tmp_path, "--hosts", "n0:1,n6:1", *LIGHT, "train.py")
+        assert run.wait() == 69
+        assert run.stderr().splitlines()[-2:] == [refusal(1, 2), f"  n6  {FISH_TEXT}"]
+        run.assert_nothing_left()
     run = Job(servers, tmp_path, "--hosts", "n0:1,n5:1", *LIGHT, "train.py")
     note = "ddplaunch: waiting for n5; does `ssh n5 true` work without a prompt?\n"
     wait_until(lambda: run.stderr() == note, "the note", 15)
