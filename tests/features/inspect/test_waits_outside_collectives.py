@@ -313,3 +313,38 @@ def test_the_callee_of_an_rpc_is_named(start_ddplaunch, run_in_fork, tmp_path):
         return {asyncs, *expected} <= {*sentences}
 
     wait_until(found, "the three sentences", 40)
+
+
+PAUSES = """
+import os, signal, sys
+import torch.distributed as dist
+
+signal.signal(signal.SIGUSR1, lambda *_: None)
+if os.environ["RANK"] == "2":
+    sys.exit(signal.pause())
+dist.init_process_group("gloo", world_size=2, rank=int(os.environ["RANK"]))
+if os.environ["RANK"] == "1":
+    print("pauses", flush=True)
+    signal.pause()  # pause
+    print("goes on", flush=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_an_inspection_does_not_end_a_wait_for_a_signal(start_ddplaunch, run_in_fork, tmp_path):
+    """A signal of ours would. Without a process group nothing but a signal shows where the rank is."""
+    pause = f"train.py:{next(n for n, line in enumerate(PAUSES.splitlines()) if line.endswith('# pause'))}"
+    job = start_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", PAUSES))
+    wait_until(lambda: "pauses" in job.stdout(), "the pause")
+    late = f"rank 1 has not entered it: it waits for a signal, {pause}"
+
+    def stacks() -> str:
+        return run_in_fork("stacks", str(job.process.pid)).stdout
+
+    wait_until(lambda: late in stacks(), "the sentence", 20)
+    assert "it waits for any signal, as in pause()" in stacks()
+    assert "goes on" not in job.stdout()
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait() == 0
+    assert "goes on" in job.stdout()

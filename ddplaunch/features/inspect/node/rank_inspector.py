@@ -33,8 +33,14 @@ from ddplaunch.features.inspect.diagnosis.stack_parser import find_stage, parse_
 from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.node.dataloader_workers import DataLoaderWorkers
-from ddplaunch.features.inspect.node.rank_stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
-from ddplaunch.features.inspect.node.system_calls import read_sleeps
+from ddplaunch.features.inspect.node.rank_stack_dump import (
+    ENDING_ERROR,
+    NO_SIGNAL_ERROR,
+    REPLACED_ERROR,
+    SIGNAL_WAIT_ERROR,
+    RankStackDump,
+)
+from ddplaunch.features.inspect.node.system_calls import ends_at_any_signal, read_sleeps
 from ddplaunch.system.processes.proc_utils import read_stat
 from ddplaunch.system.target.target import TargetKind
 
@@ -165,7 +171,9 @@ class RankInspector:
                     self._pending[number] = channel
         for number, channel in self._pending.items():
             on_reply = self._loop.guard(partial(self._on_reply, number))
-            channel.request(b"s" if only is None else b"e", on_reply)  # "e": also its last collectives
+            # "e": also its last collectives, and all frames of its main thread
+            is_plain = only is None and not ends_at_any_signal(self._ranks.processes[number].pid)
+            channel.request(b"s" if is_plain else b"e", on_reply)
         timeout_s = READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found) if only is None else DETAILS_TIMEOUT_S
         deadline = min(time.monotonic() + timeout_s, self._deadline)
         self._poll_replies(deadline, then)
@@ -256,8 +264,10 @@ class RankInspector:
             if dump.why_not == NO_SIGNAL_ERROR:
                 # Not again: what the program prints about the signal would look like progress.
                 self._ranks.channels[number].stack_signals = (0, 0)
-            found = self._found[number]
-            threads = parse_dump(dump.text, current_folder(), outer=self._outer.get(number, b"")) if dump.text else ()
+            found, outer = self._found[number], self._outer.get(number, b"")
+            if dump.why_not == SIGNAL_WAIT_ERROR and outer:  # they begin at the innermost frame
+                dump.why_not, dump.text, outer = "", outer.replace(b"Outer frames", b"Current thread 0x0"), b""
+            threads = parse_dump(dump.text, current_folder(), outer=outer) if dump.text else ()
             condition = _CONDITION_BY_DUMP_ERROR.get(dump.why_not, found.condition)
             self._found[number] = replace(
                 found,

@@ -5,7 +5,8 @@ faulthandler writes them at once, which is safe only while the main thread is in
 rank that has not replied and sleeps, or is late.
 
 Right before each signal, /proc shows whether the process handles it: an exec clears handlers, and the signal would then
-kill. A stopped process gets none: it would handle the signal long after the inspection.
+kill. A stopped process gets none: it would handle the signal long after the inspection. Nor does one in ``pause()``,
+which would return; then the rank's thread reports the frames, if it has one (``rank/inspect_side.py``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from contextlib import suppress
 from ddplaunch.base.safe_files import list_dir
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
+from ddplaunch.features.inspect.node.system_calls import ends_at_any_signal
 from ddplaunch.system.processes.proc_utils import contains_signal, is_caught, read_signal_sets
 
 REPLACED_ERROR = "it has been replaced by another program (exec)"
 NO_SIGNAL_ERROR = "no free signal for it"
+SIGNAL_WAIT_ERROR = "it waits for any signal, as in pause()"
 ENDING_ERROR = "its program has ended, and Python is shutting down"
 _DELIMITER = b"\0"  # before and after a dump on the first signal
 _MEMFD_NAME = "/memfd:ddplaunch-stacks (deleted)"
@@ -47,6 +50,8 @@ class RankStackDump:
     def _why_not_possible(self, fd: int, condition: ProcessCondition) -> str:
         if condition is ProcessCondition.STOPPED:
             return "it is stopped"
+        if ends_at_any_signal(self._process.pid):
+            return SIGNAL_WAIT_ERROR
         if not self._signals[0]:
             return NO_SIGNAL_ERROR
         caught = False

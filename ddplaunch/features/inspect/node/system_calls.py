@@ -19,6 +19,7 @@ STORE = "store"
 ASLEEP, FILE_LOCK = "asleep", "waits for a file lock"
 _INPUT, _FIFO = "waits for input", "waits for the other end of a fifo"
 _CHILD = "waits for a child process"
+_SIGNAL = "waits for a signal"
 
 _POLLS, _READS, _FCNTL, _LOCKS, _WORDS = {  # syscalls(2); asm/unistd_64.h, asm-generic/unistd.h
     "x86_64": (
@@ -26,16 +27,28 @@ _POLLS, _READS, _FCNTL, _LOCKS, _WORDS = {  # syscalls(2); asm/unistd_64.h, asm-
         (0, 45, 47),  # read, recvfrom, recvmsg
         72,
         (72, 73),  # fcntl, flock
-        {202: ASLEEP, 449: ASLEEP, 34: ASLEEP, 128: ASLEEP, 2: _FIFO, 257: _FIFO, 61: _CHILD, 247: _CHILD},
+        {
+            202: ASLEEP,
+            449: ASLEEP,
+            34: _SIGNAL,
+            128: _SIGNAL,
+            130: _SIGNAL,
+            2: _FIFO,
+            257: _FIFO,
+            61: _CHILD,
+            247: _CHILD,
+        },
     ),
     "aarch64": (
         (73,),
         (63, 207, 212),
         25,
         (25, 32),
-        {98: ASLEEP, 449: ASLEEP, 137: ASLEEP, 56: _FIFO, 260: _CHILD, 95: _CHILD},
+        {98: ASLEEP, 449: ASLEEP, 133: _SIGNAL, 137: _SIGNAL, 56: _FIFO, 260: _CHILD, 95: _CHILD},
     ),
 }.get(os.uname().machine, ((), (), -1, (), {}))
+_PAUSES = {"x86_64": (34, 130), "aarch64": (133,)}.get(os.uname().machine, ())  # pause, rt_sigsuspend
+_PPOLL = {"aarch64": 73}.get(os.uname().machine)  # without descriptors, it is pause()
 _SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 _GLOO_THREAD = "pt_gloo_runloop\n"
@@ -72,6 +85,14 @@ def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
             if each.description == FILE_LOCK and (holder := ranks.get(holders.get(pids[rank], 0))) not in (None, rank):
                 found[rank] = each._replace(holder=holder)
     return found
+
+
+def ends_at_any_signal(pid: int) -> bool:
+    """Whether the main thread of a process is in a system call that ends when a signal is handled, as ``pause``."""
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+        call, *words = file.read().split()
+        return call.isdigit() and (int(call) in _PAUSES or (int(call) == _PPOLL and words[1:3] == ["0x0", "0x0"]))
+    return False
 
 
 def _call(pid: int) -> tuple[str, int]:

@@ -106,9 +106,14 @@ class Side:
             self._endpoint.send(line + b" " + self._build_reply(details=line.startswith(b"e")))
 
     def _build_reply(self, *, details: bool) -> bytes:
-        """The parts of ``torch_state``; the current call is followed by the outer frames of a deep stack."""
+        """The parts of ``torch_state``; the current call is followed by the outer frames of a deep stack.
+
+        With ``details`` it is followed by all frames, for a rank that gets no signal because it waits for one.
+        """
         initialised, groups, call, *traces = self._state.describe(self._module, details=details)
-        outer = stacks.outer_frames(sys._current_frames().get(self._endpoint.main_thread), stacks.MAX_FRAMES)
+        outer = stacks.outer_frames(
+            sys._current_frames().get(self._endpoint.main_thread), 0 if details else stacks.MAX_FRAMES
+        )
         call += outer and b"|" + outer.replace(b"\t", b" ").replace(b"\n", b"\r")
         return b"\t".join([initialised, groups, call, *traces])
 
