@@ -120,7 +120,16 @@ class NodeRanks:
 
     def any_catches(self, number: int) -> bool:
         """Whether a rank has a handler for this signal."""
-        return any(proc_utils.is_caught(process.pid, number) for process in self.processes.values())
+        return any(self._catches(rank, number) for rank in self.processes)
+
+    def _catches(self, rank: int, number: int) -> bool:
+        """Whether a rank has a handler for this signal, not one of the zygote.
+
+        A fork of the zygote blocks all signals until it has removed those, so this is read first.
+        """
+        pid, channel = self.processes[rank].pid, self.channels.get(rank)
+        has_begun = (channel is not None and channel.is_ready) or not proc_utils.blocks_forwarded_signals(pid)
+        return has_begun and proc_utils.is_caught(pid, number)
 
     def forward_signal(self, number: int, *, only_handlers: bool, except_pids: Collection[int] = ()) -> set[int]:
         """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself.
@@ -135,7 +144,7 @@ class NodeRanks:
                 channel.read_pending()
                 if number in channel.reserved_signals:
                     continue
-            if not only_handlers or proc_utils.is_caught(process.pid, number):
+            if not only_handlers or self._catches(rank, number):
                 process.send(number)
                 sent.add(process.pid)
         return sent

@@ -228,6 +228,14 @@ def is_caught(pid: int, number: int) -> bool:
     return False
 
 
+def blocks_forwarded_signals(pid: int) -> bool:
+    """Whether the main thread of a process blocks all of ``FORWARDED_SIGNALS``; False if unknown."""
+    with suppress(OSError, ValueError):
+        blocked = read_signal_sets(pid, b"SigBlk")[0]
+        return all(contains_signal(blocked, number) for number in FORWARDED_SIGNALS)
+    return False
+
+
 def read_signal_sets(pid: int, *names: bytes) -> list[int]:
     """Read signal sets of a process as bit masks (proc_pid_status(5)); fast, for many ranks.
     Raises OSError if the process is gone, and ValueError if the kernel does not have them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.node import node_ranks, rank_channel
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
+from ddplaunch.system.processes import proc_utils
+from tests.conftest import wait_until
 
 
 @pytest.fixture
@@ -99,11 +102,44 @@ def test_a_forwarded_signal_spares_ranks_without_a_handler_or_in_which_ddplaunch
     ranks.processes = {rank: RankProcess(SimpleNamespace(), 100 + rank, None) for rank in range(4)}
     channel = SimpleNamespace(reserved_signals=())
     channel.read_pending = lambda: setattr(channel, "reserved_signals", (number,))
-    ranks.channels = {2: channel, 3: SimpleNamespace(reserved_signals=(signal.SIGUSR2,), read_pending=lambda: None)}
+    other = SimpleNamespace(reserved_signals=(signal.SIGUSR2,), read_pending=lambda: None, is_ready=False)
+    ranks.channels, channel.is_ready = {2: channel, 3: other}, True
     assert ranks.any_catches(number)
     assert not ranks.any_catches(signal.SIGUSR2)
     ranks.forward_signal(number, only_handlers=only_handlers)
     assert sent == [(100 + rank, number) for rank in range(4) if not only_handlers or rank in (0, 3)]
+
+
+def test_a_signal_waits_until_a_fork_has_removed_the_handlers_of_the_zygote(monkeypatch):
+    """It has them at first, and blocks all signals until it has removed them."""
+    number, sent = signal.SIGUSR1, []
+    woken, wake = os.pipe()
+    before = signal.signal(number, lambda *_: None)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, proc_utils.FORWARDED_SIGNALS)
+    if (pid := os.fork()) == 0:
+        os.read(woken, 1)
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pause()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(number, before)
+    try:
+        monkeypatch.setattr(node_ranks.proc_utils, "send_signal", lambda *_: sent.append(number))
+        ranks = NodeRanks(SimpleNamespace(number=0), SimpleNamespace(), EventLoop(), SimpleNamespace())
+        ranks.processes = {0: RankProcess(SimpleNamespace(), pid, None)}
+        assert proc_utils.is_caught(pid, number)
+        assert not ranks.any_catches(number)
+        ranks.channels = {0: SimpleNamespace(reserved_signals=(), read_pending=lambda: None, is_ready=False)}
+        assert ranks.forward_signal(number, only_handlers=True) == set()
+        os.write(wake, b"x")
+        wait_until(lambda: not proc_utils.blocks_forwarded_signals(pid), "the fork has removed them")
+        assert ranks.forward_signal(number, only_handlers=True) == set()
+        assert sent == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(woken)
+        os.close(wake)
 
 
 def test_the_processes_of_an_attempt(monkeypatch):
