@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
-    from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+    from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
@@ -282,7 +282,7 @@ class JobContext(ABC):
         """Send a request of this kind to all nodes with ranks; ``on_done`` gets the merged reply."""
 
     @abstractmethod
-    def stop_attempt(self, expired: TimeLimitExpired) -> None:
+    def stop_attempt(self, expired: StopCause) -> None:
         """Stop the ranks, if they run."""
 
 

@@ -52,8 +52,8 @@ class NodeFailure(Struct, frozen=True):
         return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
 
 
-class TimeLimitExpired(Struct, frozen=True):
-    """A time limit that stops an attempt although no rank has failed."""
+class StopCause(Struct, frozen=True):
+    """Why an attempt is stopped although no rank has failed: a time limit has expired."""
 
     reason: str  # for the message
     failure: RankFailure | None  # of the rank that the others waited for; None if unknown
@@ -77,7 +77,7 @@ class JobAttempt(Struct):
     asked_sides: set[str] = field(default_factory=set)  # features whose request before the stop was sent
     sides_to_reply: set[str] = field(default_factory=set)  # those that the stop of the ranks waits for
     stops_after_replies: list[tuple[int, float | None]] = field(default_factory=list)  # signals with their graces
-    time_limit: TimeLimitExpired | None = None  # that stopped the attempt
+    stop_cause: StopCause | None = None  # that stopped the attempt
     was_reported_early: bool = False  # whether the cause was printed before all ranks had ended
     failure_chars: int = 0  # in the texts of all failures
 
@@ -128,29 +128,29 @@ class JobAttempt(Struct):
     @property
     def failure_report(self) -> FailureReport | None:
         """The first cause and the other failures; None if no rank failed."""
-        if self.time_limit is not None and self.time_limit.failure is not None:
-            first = self.time_limit.failure
+        if self.stop_cause is not None and self.stop_cause.failure is not None:
+            first = self.stop_cause.failure
             others = [each for each in self.failures.values() if each.rank != first.rank]
             # A rank that is stopped closes its connections: another that loses one was stopped too.
             failed = [each for each in others if not each.is_secondary or each.is_timeout or each.moment < first.moment]
             stopped = self.stopped_ranks + len(others) - len(failed)
-            stopped -= self.time_limit.rank_was_alive and len(others) == len(self.failures)
+            stopped -= self.stop_cause.rank_was_alive and len(others) == len(self.failures)
             stopped = min(stopped, self.world_size - 1 - len(failed))  # a rank's process may outlive its program
             return FailureReport(
-                first, (), tuple(limit_text(failed, MAX_REPORT_CHARS)), stopped, self.world_size, self.time_limit.reason
+                first, (), tuple(limit_text(failed, MAX_REPORT_CHARS)), stopped, self.world_size, self.stop_cause.reason
             )
         if not self.failures:
             return None
         return find_first_cause((*self.failures.values(),), self.stopped_ranks, self.world_size)
 
-    def time_limit_result(self, remark: str) -> JobResult:
+    def stopped_result(self, remark: str) -> JobResult:
         """Return the result of a job that a time limit has stopped; ``remark``: what the ranks were doing, or ""."""
-        assert self.time_limit is not None
-        if self.time_limit.failure is not None:
+        assert self.stop_cause is not None
+        if self.stop_cause.failure is not None:
             return JobResult(EXIT_TIMEOUT, self.failure_report)
-        return JobResult(EXIT_TIMEOUT, remark=": ".join(filter(None, (self.time_limit.reason, remark))))
+        return JobResult(EXIT_TIMEOUT, remark=": ".join(filter(None, (self.stop_cause.reason, remark))))
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing has failed."""
-        return not (self.failures or self.lost_nodes or self.launcher_failure or self.time_limit)
+        return not (self.failures or self.lost_nodes or self.launcher_failure or self.stop_cause)

@@ -11,7 +11,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import FailureReport, JobResult
 from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
-from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
@@ -29,7 +29,7 @@ class _NamedSide(NamedTuple):
 
 class _SideContext(JobContext):
     def __init__(
-        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, expired: deque[TimeLimitExpired]
+        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, expired: deque[StopCause]
     ) -> None:
         """``name``: of the feature; ``expired`` collects the time limits that stop the ranks."""
         self.config, self.options, self.run_id = nodes.config, nodes.config.options, run_id
@@ -51,7 +51,7 @@ class _SideContext(JobContext):
     def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
         self._rpc.gather(kind, request, _unless_none(self.isolation.guard(on_done)))
 
-    def stop_attempt(self, expired: TimeLimitExpired) -> None:
+    def stop_attempt(self, expired: StopCause) -> None:
         self._expired.append(expired)
 
 
@@ -69,7 +69,7 @@ class JobSides:
         """``features``: by name; None for all."""
         self._rpc = rpc
         self._sides: list[_NamedSide] = []
-        self.expired: deque[TimeLimitExpired] = deque()  # time limits of features, which are to stop the ranks
+        self.expired: deque[StopCause] = deque()  # time limits of features, which are to stop the ranks
         for name, feature in load_features() if features is None else features:
             context = _SideContext(name, run_id, nodes, limits, rpc, self.expired)
             if (side := context.isolation.call(feature.make_job_side, context)) is not None:
@@ -126,7 +126,7 @@ class JobSides:
     def explain_failures(self, attempt: JobAttempt) -> FailureReport | None:
         """Return the attempt's failures; sides explain those that only follow from what another rank did."""
         report = attempt.failure_report
-        if report is None or not report.first.is_secondary or (attempt.time_limit and attempt.time_limit.failure):
+        if report is None or not report.first.is_secondary or (attempt.stop_cause and attempt.stop_cause.failure):
             return report
         for _, isolation, side in self._sides:
             report = isolation.call(side.blame, report, (*attempt.failures.values(),)) or report

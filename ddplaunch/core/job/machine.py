@@ -34,7 +34,7 @@ from ddplaunch.core.job.job_attempt import (
     JobAttempt,
     JobPhase,
     NodeFailure,
-    TimeLimitExpired,
+    StopCause,
 )
 from ddplaunch.core.job.job_sides import JobSides, NamedFeatures
 from ddplaunch.core.job.joining import Joining, ReportTimeout, SlowNodeNotices
@@ -462,12 +462,12 @@ class JobMachine:
             for number in sorted(self._attempt.unreported_nodes - {0}):
                 self._drop_node(number, f"it did not report the end of its ranks within {limit_s:g} s")
 
-    def _on_time_limit(self, expired: TimeLimitExpired) -> None:
+    def _on_time_limit(self, expired: StopCause) -> None:
         """Called when --timeout or the time limit of a feature has expired: stop the ranks, or end."""
         if self.phase in PHASES_WITHOUT_RANKS:
             self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
         elif self.phase is JobPhase.RUNNING and not (self._stop.preempted_by or self._attempt.sides_to_reply):
-            self._attempt.time_limit = expired
+            self._attempt.stop_cause = expired
             if expired.failure is None:
                 self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._stop_with_early_report()

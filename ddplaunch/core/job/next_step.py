@@ -88,8 +88,8 @@ class NextStep:
             return self._restart_or_end(attempt, None, launcher_failure)
         if cause := attempt.first_lost_node:
             return self._restart_with_changed_nodes(cause.reason)
-        if attempt.time_limit and not attempt.time_limit.may_restart:
-            return attempt.time_limit_result(self._sides.remark(time_limit=True))
+        if attempt.stop_cause and not attempt.stop_cause.may_restart:
+            return attempt.stopped_result(self._sides.remark(time_limit=True))
         if report is None and attempt.stopping_to_change_nodes:
             return self._restart_with_changed_nodes("")
         if report is None:

@@ -76,7 +76,7 @@ class RestartPolicy:
         if attempt.first_launcher_failure:  # from outside, as a rank that is killed
             self._signature = None
             return None
-        if self._config.restart_on == "transient" and attempt.time_limit is None:
+        if self._config.restart_on == "transient" and attempt.stop_cause is None:
             assert attempt.failure_report is not None
             first = attempt.failure_report.first
             if not is_transient(first):
@@ -126,7 +126,7 @@ def failure_signature(attempt: JobAttempt, uptime: float, folder: str) -> Failur
     timeout or a time limit.
     """
     report = attempt.failure_report
-    if report is None or attempt.time_limit is not None:
+    if report is None or attempt.stop_cause is not None:
         return None
     first = report.first
     if not (first.message and first.traceback) or first.is_secondary or first.is_timeout or is_transient(first):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.base.text import format_elapsed
-from ddplaunch.core.job.job_attempt import TimeLimitExpired
+from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import FromNode, HoldChanged, JobStalled, ProgressResumed, RanksStarted
 
@@ -74,10 +74,10 @@ class TimeLimits:
             self._turn.deadlines.cancel("timeout")
             self._remaining_s = max(0.0, self._remaining_s - (self._turn.now.mono - self._set_at))
 
-    def on_timeout(self) -> TimeLimitExpired:
+    def on_timeout(self) -> StopCause:
         """Return what stops the job: the deadline "timeout"."""
         self.timeout_expired = True
-        return TimeLimitExpired(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None)
+        return StopCause(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None)
 
     def report_stall(self, since: float, text: str) -> None:
         """Announce to all nodes that the job makes no progress; ``text`` is the note to print, or ""."""

@@ -10,7 +10,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
-from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
@@ -154,7 +154,7 @@ class Stopping(WithContext):
     """A feature whose time limit expires with the first message."""
 
     def on_message(self, node: int, message: messages.FromNode) -> None:
-        self._context.stop_attempt(TimeLimitExpired("too long", None))
+        self._context.stop_attempt(StopCause("too long", None))
 
 
 def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypatch):

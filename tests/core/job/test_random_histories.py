@@ -22,7 +22,7 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
 from ddplaunch.core.job import job_events as ev
-from ddplaunch.core.job.job_attempt import JobPhase, TimeLimitExpired
+from ddplaunch.core.job.job_attempt import JobPhase, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
@@ -59,7 +59,7 @@ class Unreliable(Feature, JobSide):
             raise ValueError("by chance")
         if chance < 0.1:
             may_restart = self._random.random() < 0.5
-            self._context.stop_attempt(TimeLimitExpired("a limit by chance", None, may_restart=may_restart))
+            self._context.stop_attempt(StopCause("a limit by chance", None, may_restart=may_restart))
         elif chance < 0.2:
             self._context.set_deadline(self._random.choice("ab"), self._random.choice((0, 1, 20)))
         elif chance < 0.3:

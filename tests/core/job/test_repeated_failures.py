@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.core import messages
-from ddplaunch.core.job.job_attempt import TimeLimitExpired
+from ddplaunch.core.job.job_attempt import StopCause
 from tests.conftest import write_program
 from tests.core.job.test_machine import Job, joined
 
@@ -165,7 +165,7 @@ def test_transient_failures_are_restarted(fields):
 
 def test_on_stall_restart_is_a_restart_with_restart_on_transient():
     job = Job(min_nodes=1, max_restarts=1, restart_on="transient")
-    cut = TimeLimitExpired("the job has stalled", None, may_restart=True)
+    cut = StopCause("the job has stalled", None, may_restart=True)
     job.machine._on_time_limit(cut)
     job.drain(0, job.fail(0, 0))
     (again,) = job.take(messages.Restarting)

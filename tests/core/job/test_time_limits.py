@@ -13,7 +13,7 @@ from ddplaunch.base.options import Options
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
-from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection, Thread
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.messages import StallSuspected, StragglersFound
@@ -88,8 +88,8 @@ NO_PROGRESS = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", Non
 
 
 def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
-    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=False)
-    report = JobAttempt(0, world_size=2, stopped_ranks=2, time_limit=limit).failure_report
+    limit = StopCause("no progress", NO_PROGRESS, rank_was_alive=False)
+    report = JobAttempt(0, world_size=2, stopped_ranks=2, stop_cause=limit).failure_report
     assert report
     assert report.stopped == 1
 
@@ -101,9 +101,9 @@ def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size
     raised = replace(lost, rank=2, message="OSError: No space left on device")
     waited = replace(lost, rank=3, message="RuntimeError: Timed out waiting 10000ms for recv operation to complete")
     earlier = replace(lost, rank=4, moment=NO_PROGRESS.moment - 0.5)
-    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=alive)
+    limit = StopCause("no progress", NO_PROGRESS, rank_was_alive=alive)
     failures = {each.rank: each for each in (lost, raised, waited, earlier)}
-    report = JobAttempt(0, world_size=world_size, stopped_ranks=2, time_limit=limit, failures=failures).failure_report
+    report = JobAttempt(0, world_size=world_size, stopped_ranks=2, stop_cause=limit, failures=failures).failure_report
     assert report
     assert (report.others, report.stopped) == ((raised, waited, earlier), stopped)
 

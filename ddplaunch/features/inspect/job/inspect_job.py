@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import JobContext, JobSide, RpcCall
-from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.messages import FromNode, NoteMessage, RanksFinished, RanksInspected
 from ddplaunch.features.inspect.diagnosis.crash import describe_crash
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
@@ -40,7 +40,7 @@ class InspectJob(JobSide):
     def __init__(self, context: JobContext) -> None:
         self._context = context
         self._inspection: Inspection | None = None  # of all ranks, just before those of the attempt were stopped
-        self._expired: tuple[TimeLimitExpired, Inspection] | None = None  # the limit that stops the attempt now
+        self._expired: tuple[StopCause, Inspection] | None = None  # the limit that stops the attempt now
         self._attempt = 0
         self._crashed: list[tuple[int, int]] = []  # ranks that wait for an inspection in their crash: node, rank
         self._crash: tuple[float, Inspection] | None = None  # of all ranks, when one had crashed, and when (monotonic)
@@ -97,7 +97,7 @@ class InspectJob(JobSide):
                 self._context.nodes.send(node, CrashInspected(attempt, rank, describe_crash(inspection, rank)))
         self._crashed.clear()
 
-    def _stop_attempt(self, expired: TimeLimitExpired, inspection: Inspection) -> None:
+    def _stop_attempt(self, expired: StopCause, inspection: Inspection) -> None:
         """Stop the attempt by a time limit, which has found this ``inspection``."""
         self._expired = expired, inspection
         self._context.stop_attempt(expired)
@@ -105,7 +105,7 @@ class InspectJob(JobSide):
     # ----------------------------------------------------------------------------------------- before ranks are stopped
 
     def before_stop(self, attempt: JobAttempt) -> RpcCall | None:
-        if self._expired is not None and self._expired[0] is attempt.time_limit:
+        if self._expired is not None and self._expired[0] is attempt.stop_cause:
             self._store(self._expired[1])
             self._expired = None
         if self._inspection is not None or not self._context.config.inspects_before_stop:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.feature import JobContext
-from ddplaunch.core.job.job_attempt import TimeLimitExpired
+from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
@@ -29,7 +29,7 @@ DEADLINES = CHECK_INTERVAL, INSPECT, EARLY_REPORT = "check interval", "inspect",
 class StallLimit:
     """Inspects the ranks when a node suspects a stall; reports it, or stops the attempt by --on-stall."""
 
-    def __init__(self, context: JobContext, on_expired: Callable[[TimeLimitExpired, Inspection], None]) -> None:
+    def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
         """``on_expired`` stops the attempt if ranks run."""
         self._context, self._hangs, self._on_expired = context, context.options[Hangs], on_expired
         self._limits = context.limits
@@ -93,9 +93,7 @@ class StallLimit:
             seconds, hosts = format_elapsed(stall.seconds), format_hosts(self._context, inspection, ranks)
             text = f"no progress for {seconds} (--stall-timeout): {what}{hosts}"
             self._send_stalled(stall, "")
-            self._on_expired(
-                TimeLimitExpired(text, failure, stall.is_alive, hangs.stall_action == "restart"), inspection
-            )
+            self._on_expired(StopCause(text, failure, stall.is_alive, hangs.stall_action == "restart"), inspection)
         else:
             self._report(stall)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from ddplaunch.base.text import format_elapsed, format_ranks
 from ddplaunch.core.feature import JobContext
-from ddplaunch.core.job.job_attempt import TimeLimitExpired
+from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.core.job.node_table import NodePhase
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations, find_stragglers, format_trace
@@ -21,7 +21,7 @@ PAUSED_INTERVAL_S = 1.0  # the shortest, between two inspections while a rank wa
 class StragglerLimit:
     """Inspects the ranks when the timeout has expired, and stops the attempt if some still run."""
 
-    def __init__(self, context: JobContext, on_expired: Callable[[TimeLimitExpired, Inspection], None]) -> None:
+    def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
         """``on_expired`` stops the attempt if ranks run."""
         self._context, self._nodes, self._on_expired = context, context.nodes, on_expired
         self._timeout_s = context.options[Hangs].straggler_timeout
@@ -66,4 +66,4 @@ class StragglerLimit:
         ranks = [rank.rank for rank in left]
         text = f"{format_ranks(ranks)} still running {seconds} after the others had ended (--straggler-timeout)"
         text += (f": {place}" if place else "") + format_hosts(self._context, inspection, ranks)
-        self._on_expired(TimeLimitExpired(text, failure, rank_was_alive=True), inspection)
+        self._on_expired(StopCause(text, failure, rank_was_alive=True), inspection)
