@@ -66,6 +66,7 @@ class _RunCommand(TargetCommand):
         FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
         print_left_out()
         known = spellings(self.get_params(ctx))
+        args = load_features().rewrite_words(args, known)
         translation = translate_torchrun(args, known, os.environ)
         line = split_argv(translation, ArgvGrammar(known), make_option_lookup())
         if requested := [word for word in line.options if word in HELP]:

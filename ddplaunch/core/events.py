@@ -24,6 +24,7 @@ from ddplaunch.base.types import (
     Pid,
     Signal,
     Size,
+    Text,
     TextLine,
     Timestamp,
 )
@@ -162,7 +163,7 @@ class JobEnded(StoredEvent, frozen=True, tag="ended"):
 
     code: ExitCode
     verdict: FailureReport | None
-    remark: TextLine | None = None
+    remark: Text | None = None
 
 
 Event = StoredEvent | AttemptPlanned | Restarting | RanksInspected | JobStalled | NodeLost

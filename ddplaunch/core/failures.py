@@ -192,7 +192,7 @@ class JobResult(Struct, frozen=True):
     code: ExitCode
     verdict: FailureReport | None = None
     usage_error: ErrorText | None = None  # message and hint of ddplaunch's own error
-    remark: TextLine | None = None  # one more line for the user
+    remark: Text | None = None  # more for the user
 
     def __post_init__(self) -> None:
         if self.code == 0 and (self.verdict or self.usage_error):

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen
+    from ddplaunch.core.rank.zygote_messages import RankJob
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.planner import PlanSpec
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
 
@@ -114,6 +116,9 @@ class NodeSide:
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
         """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
         return None
+
+    def complete_job(self, job: RankJob) -> None:
+        """Change the arguments and variables of a rank, right before it is started."""
 
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
@@ -215,7 +220,8 @@ class JobSide:
     """
 
     def on_message(self, node: int, message: FromNode) -> None:
-        """Called with a node's messages about the running attempt, once the core has handled them.
+        """Called with a node's messages about the running attempt, once the core has handled them; at any time with a
+        ``FeatureMessage``.
 
         Raises ProtocolError if the node cannot have sent this; then the node counts as lost.
         """
@@ -224,8 +230,16 @@ class JobSide:
         """Called when a deadline is due that the side has set: ``JobContext.set_deadline``."""
 
     def before_start(self, attempt: int) -> CheckRequest | None:
-        """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
+        """Return what to send to every node before the attempt, which waits for the replies; None for nothing."""
         return None
+
+    def holds_end(self) -> bool:
+        """Return whether the job goes on although all ranks have succeeded, until ``JobContext.allow_end``."""
+        return False
+
+    def may_explain(self, failure: RankFailure) -> bool:
+        """Return whether a rank may have failed because another program of the job has ended, which is known soon."""
+        return False
 
     def on_attempt_start(self, attempt: int) -> None:
         """Called when an attempt begins, before the nodes start its ranks."""
@@ -282,8 +296,12 @@ class JobContext(ABC):
         """Send a request of this kind to all nodes with ranks; ``on_done`` gets the merged reply."""
 
     @abstractmethod
-    def stop_attempt(self, expired: StopCause) -> None:
-        """Stop the ranks, if they run."""
+    def stop_attempt(self, cause: StopCause) -> None:
+        """Stop the ranks, if they run; the failure of another program also ends a job that is about to start them."""
+
+    @abstractmethod
+    def allow_end(self) -> None:
+        """Let the job end if only ``JobSide.holds_end`` keeps it alive; that is asked again."""
 
 
 class Feature:
@@ -310,6 +328,17 @@ class Feature:
 
     locators: tuple[str, ...] = ()
     """Its modules that find runs, as ``LOCATOR``, a ``RunLocator``. Imported when a command looks for its run."""
+
+    def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
+        """Return the words of a command line of ``run`` before they are split. Raises UsageError.
+
+        ``known``: every spelling of every option, and whether it takes a value.
+        """
+        return words
+
+    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target) -> PlanSpec:
+        """Return the planner's input with what this feature leaves to the ranks of this machine. Raises UsageError."""
+        return spec
 
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
         """Return the job config with the settings of this feature."""
@@ -418,6 +447,12 @@ class FeatureRegistry:
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter([*self._features.items()])
+
+    def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
+        """Return the words of a command line as they are split: ``Feature.rewrite_words``."""
+        for _, feature in self:
+            words = feature.rewrite_words(words, known)
+        return words
 
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""

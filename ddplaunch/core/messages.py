@@ -43,6 +43,10 @@ class FromNode(Message, frozen=True):
     """Base class of those that a node sends to node 0, once it has joined. Features have more: ``Feature.messages``."""
 
 
+class FeatureMessage(Message, frozen=True):
+    """Base class of those to the job side of a feature that may come between attempts too."""
+
+
 class FromNodeZero(Message, frozen=True):
     """Base class of those that node 0 sends to a node that has joined, or to itself. Features have more."""
 
@@ -56,7 +60,7 @@ class AttemptMessage(Message, frozen=True):
 class CheckRequest(AttemptMessage, frozen=True):
     """Base class of the message of a feature that requests the check of a node before an attempt."""
 
-    wait_s: Seconds  # how long the check may wait for what other processes hold
+    wait_s: Seconds | None  # how long the check may wait for what other processes hold; None: without end
 
 
 # ---------------------------------------------------------------------------------------------- to node 0

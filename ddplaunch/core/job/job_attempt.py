@@ -35,6 +35,20 @@ class JobPhase(Enum):
     ENDED = "the job has ended"
 
 
+PHASE_TRANSITIONS = {
+    JobPhase.JOINING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.CHECKING: {JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.RUNNING: {JobPhase.STOPPING, JobPhase.PAUSING, JobPhase.ENDED},
+    JobPhase.STOPPING: {JobPhase.PAUSING, JobPhase.ENDED},
+    JobPhase.PAUSING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.ENDED: set[JobPhase](),
+}
+"""Every change of phase is asserted to be one of these."""
+
+PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
+PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}
+
+
 class NodeFailure(Struct, frozen=True):
     """A node with ranks that was lost or has left, or whose launcher lost its own processes (as the zygote)."""
 
@@ -53,12 +67,22 @@ class NodeFailure(Struct, frozen=True):
 
 
 class StopCause(Struct, frozen=True):
-    """Why an attempt is stopped although no rank has failed: a time limit has expired."""
+    """Why an attempt is stopped although no rank has failed: a time limit, or the failure of another program."""
 
     reason: str  # for the message
     failure: RankFailure | None  # of the rank that the others waited for; None if unknown
     rank_was_alive: bool = False  # whether that rank's process had not ended
     may_restart: bool = False
+    code: int = EXIT_TIMEOUT  # the exit code of the job
+    of_program: bool = False  # whether it is the failure of another program of the job
+    details: str = ""  # more lines for the user
+
+    def result(self, activity: str = "") -> JobResult:
+        """Return the result of the job; ``activity``: what the ranks were doing, or ""."""
+        if not self.of_program:
+            return JobResult(self.code, remark=": ".join(filter(None, (self.reason, activity))))
+        lines = (f"{self.reason} (exit code {self.code})", self.details, activity and f"  meanwhile: {activity}")
+        return JobResult(self.code, remark="\n".join(filter(None, lines)))
 
 
 class JobAttempt(Struct):
@@ -78,6 +102,7 @@ class JobAttempt(Struct):
     sides_to_reply: set[str] = field(default_factory=set)  # those that the stop of the ranks waits for
     stops_after_replies: list[tuple[int, float | None]] = field(default_factory=list)  # signals with their graces
     stop_cause: StopCause | None = None  # that stopped the attempt
+    awaits_program: bool = False  # a rank may have failed because of another program, whose end is not known yet
     was_reported_early: bool = False  # whether the cause was printed before all ranks had ended
     failure_chars: int = 0  # in the texts of all failures
 
@@ -144,11 +169,17 @@ class JobAttempt(Struct):
         return find_first_cause((*self.failures.values(),), self.stopped_ranks, self.world_size)
 
     def stopped_result(self, remark: str) -> JobResult:
-        """Return the result of a job that a time limit has stopped; ``remark``: what the ranks were doing, or ""."""
+        """Return the result of a job with a stop cause; ``remark``: what the ranks were doing, or ""."""
         assert self.stop_cause is not None
         if self.stop_cause.failure is not None:
-            return JobResult(EXIT_TIMEOUT, self.failure_report)
-        return JobResult(EXIT_TIMEOUT, remark=": ".join(filter(None, (self.stop_cause.reason, remark))))
+            return JobResult(self.stop_cause.code, self.failure_report)
+        if self.stop_cause.of_program and (report := self.failure_report):
+            remark = report.first.headline
+        return self.stop_cause.result(remark)
+
+    def accepts(self, cause: StopCause) -> bool:
+        """Whether this may stop the attempt: nothing else does, and no rank has failed for another reason."""
+        return (self.awaits_program or self.is_clean) if cause.of_program else not self.sides_to_reply
 
     @property
     def is_clean(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.failures import FailureReport, JobResult
+from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.node_table import NodeTable
@@ -29,13 +29,13 @@ class _NamedSide(NamedTuple):
 
 class _SideContext(JobContext):
     def __init__(
-        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, expired: deque[StopCause]
+        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, requested: deque[StopCause | None]
     ) -> None:
-        """``name``: of the feature; ``expired`` collects the time limits that stop the ranks."""
+        """``name``: of the feature; ``requested`` collects what stops the ranks, and None for the end of a hold."""
         self.config, self.options, self.run_id = nodes.config, nodes.config.options, run_id
         self.nodes, self.limits = nodes, limits
         self.isolation = Isolation(f"the feature {name}", lambda text: nodes.send(0, NoteMessage(text)))
-        self._name, self._turn, self._rpc, self._expired = name, nodes.turn, rpc, expired
+        self._name, self._turn, self._rpc, self._requested = name, nodes.turn, rpc, requested
 
     @property
     def now(self) -> Now:
@@ -51,8 +51,11 @@ class _SideContext(JobContext):
     def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
         self._rpc.gather(kind, request, _unless_none(self.isolation.guard(on_done)))
 
-    def stop_attempt(self, expired: StopCause) -> None:
-        self._expired.append(expired)
+    def stop_attempt(self, cause: StopCause) -> None:
+        self._requested.append(cause)
+
+    def allow_end(self) -> None:
+        self._requested.append(None)
 
 
 class JobSides:
@@ -69,9 +72,10 @@ class JobSides:
         """``features``: by name; None for all."""
         self._rpc = rpc
         self._sides: list[_NamedSide] = []
-        self.expired: deque[StopCause] = deque()  # time limits of features, which are to stop the ranks
+        self.requested: deque[StopCause | None] = deque()  # what is to stop the ranks; None: the job may end now
         for name, feature in load_features() if features is None else features:
-            context = _SideContext(name, run_id, nodes, limits, rpc, self.expired)
+            context = _SideContext(name, run_id, nodes, limits, rpc, self.requested)
+            context.isolation.on_error = context.allow_end
             if (side := context.isolation.call(feature.make_job_side, context)) is not None:
                 self._sides.append(_NamedSide(name, context.isolation, side))
 
@@ -98,8 +102,19 @@ class JobSides:
             if error := isolation.call(_find_protocol_error, side, node, message):
                 raise error
 
-    def before_start(self, attempt: int) -> CheckRequest | None:
-        return next(self._replies("before_start", attempt), None)
+    def before_start(self, attempt: int) -> list[CheckRequest]:
+        """Return what the nodes get before the attempt, one after the other."""
+        return [*self._replies("before_start", attempt)]
+
+    def holds_end(self, attempt: JobAttempt) -> bool:
+        """Whether the job goes on although no rank is left."""
+        return any(self._replies("holds_end")) if attempt.is_clean else attempt.awaits_program
+
+    def awaits_program(self, attempt: JobAttempt, failure: RankFailure) -> bool:
+        """Whether a rank may have failed because of another program: then its failure is awaited for a moment."""
+        explained = any(self._replies("may_explain", failure))
+        attempt.awaits_program |= explained and len(attempt.failures) == 1
+        return explained
 
     def on_attempt_start(self, attempt: int) -> None:
         self._call("on_attempt_start", attempt)

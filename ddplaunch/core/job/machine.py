@@ -9,6 +9,7 @@ The rules, in plain words:
 - The first failure of a rank, a lost node, a signal or a time limit stops the ranks on all nodes (STOPPING). A rank
   that only lost its connection to another one stops them a moment later: the failure of that one is the cause. Before
   the stop, features may ask the ranks what they are doing.
+- A feature may run other programs: their failure stops the ranks too, and the job may last longer than its ranks.
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
   no process is left there); IDLE nodes have no ranks. A node that does not report in time counts as lost.
 - After the last report ``NextStep`` decides: another attempt after a wait (PAUSING), or the end of the job (ENDED).
@@ -24,12 +25,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job import compatibility, job_events
 from ddplaunch.core.job.job_attempt import (
+    PHASE_TRANSITIONS,
+    PHASES_WITH_RANKS,
+    PHASES_WITHOUT_RANKS,
     SECONDARY_FAILURE_DELAY_S,
     JobAttempt,
     JobPhase,
@@ -49,19 +53,6 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ForwardSignal, NodeHello
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
-
-PHASE_TRANSITIONS = {
-    JobPhase.JOINING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.CHECKING: {JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.RUNNING: {JobPhase.STOPPING, JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.STOPPING: {JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.PAUSING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.ENDED: set[JobPhase](),
-}
-"""Every change of phase is asserted to be one of these."""
-
-PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
-PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}
 
 
 class JobMachine:
@@ -95,7 +86,7 @@ class JobMachine:
             "wait notice": self._wait_notices.send,
             "report step": self._on_report_step,
             "restart": self._start_attempt,
-            "timeout": lambda: self._on_time_limit(self._limits.on_timeout()),
+            "timeout": lambda: self._on_stop_cause(self._limits.on_timeout()),
         }
         """By deadline. ``_set_phase`` cancels them, but not the timeout of the job."""
 
@@ -134,10 +125,11 @@ class JobMachine:
     def _do_deferred(self) -> None:
         """Do what features have requested, and pass replies on to them, until nothing is left."""
         while True:
-            if self._sides.expired:
-                expired = self._sides.expired.popleft()
-                if self.phase is JobPhase.RUNNING:
-                    self._on_time_limit(expired)
+            if self._sides.requested:
+                if (cause := self._sides.requested.popleft()) is None:
+                    self._check_reports()
+                elif self.phase is JobPhase.RUNNING or (cause.of_program and self.phase is not JobPhase.PAUSING):
+                    self._on_stop_cause(cause)
             elif self._rpc.deliver_next():
                 self._stop_after_replies()
             else:
@@ -219,10 +211,10 @@ class JobMachine:
 
     def _start_attempt(self) -> None:
         """Begin the next attempt: first the node checks, if any."""
-        request = self._sides.before_start(self._attempt.number + 1)
-        if request is not None:
+        requests = self._sides.before_start(self._attempt.number + 1)
+        if requests:
             self._set_phase(JobPhase.CHECKING)
-        if not self._checks.begin(request):
+        if not self._checks.begin(requests):
             self._launch_attempt()
 
     def _on_check(self, node: JoinedNode, message: messages.CheckPassed | messages.CheckContinues) -> None:
@@ -261,6 +253,8 @@ class JobMachine:
             case ForwardSignal(number=number):
                 if self._signals.should_forward(node_rank, number, self._turn.now.mono):
                     self._nodes.broadcast(message)
+            case messages.FeatureMessage():
+                self._sides.on_message(node_rank, message)
             case messages.AttemptMessage(attempt=self._attempt.number):
                 self._on_attempt_message(node, message)
 
@@ -296,13 +290,14 @@ class JobMachine:
         self._attempt.add_failure(failure, clock, self._turn.now.wall)
         if self.phase is not JobPhase.RUNNING or self._stop.preempted_by:  # others may be writing a checkpoint
             return
-        if not failure.is_secondary:
+        if not (failure.is_secondary or self._sides.awaits_program(self._attempt, failure)):
             self._stop_with_early_report()
-        elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the rank that is the cause
+        elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the cause
             self._sides.before_stop(self._attempt)
             self._turn.set_deadline("secondary failure", SECONDARY_FAILURE_DELAY_S)
 
     def _stop_with_early_report(self) -> None:
+        self._attempt.awaits_program = False
         if "early report" not in self._deadlines:
             self._turn.set_deadline("early report", EARLY_REPORT_DELAY_S)
         self._stop_ranks(signal.SIGTERM)
@@ -446,6 +441,8 @@ class JobMachine:
             if node.has_ranks:
                 self._nodes.send(node.node_rank, stop)
         self._report_timeout.begin(grace_s)
+        if not self._attempt.unreported_nodes:  # the job lasted longer than its ranks
+            self._check_reports()
 
     def _stop_after_replies(self) -> None:
         """Stop the ranks if that waited for replies to features, and the last of these has come."""
@@ -462,19 +459,22 @@ class JobMachine:
             for number in sorted(self._attempt.unreported_nodes - {0}):
                 self._drop_node(number, f"it did not report the end of its ranks within {limit_s:g} s")
 
-    def _on_time_limit(self, expired: StopCause) -> None:
-        """Called when --timeout or the time limit of a feature has expired: stop the ranks, or end."""
+    def _on_stop_cause(self, cause: StopCause) -> None:
+        """Called when a time limit has expired, or another program has failed: stop the ranks, or end."""
         if self.phase in PHASES_WITHOUT_RANKS:
-            self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
-        elif self.phase is JobPhase.RUNNING and not (self._stop.preempted_by or self._attempt.sides_to_reply):
-            self._attempt.stop_cause = expired
-            if expired.failure is None:
-                self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
+            self._end(cause.result())
+        elif self.phase is JobPhase.RUNNING and not self._stop.preempted_by and self._attempt.accepts(cause):
+            self._attempt.stop_cause = cause
+            if cause.failure is None:
+                self._nodes.broadcast_note(f"{cause.reason}: stopping the ranks")
             self._stop_with_early_report()
 
     def _check_reports(self) -> None:
         """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
-        if self.phase in PHASES_WITH_RANKS and not (self._attempt.unreported_nodes or self._attempt.sides_to_reply):
+        if self.phase not in PHASES_WITH_RANKS or self._attempt.unreported_nodes or self._attempt.sides_to_reply:
+            return
+        self._deadlines.cancel("report step")
+        if self.phase is JobPhase.STOPPING or not self._sides.holds_end(self._attempt):
             step = self._next_step.decide(self._attempt, was_stopped=self.phase is JobPhase.STOPPING)
             self._pause(step) if isinstance(step, Pause) else self._end(step)
 

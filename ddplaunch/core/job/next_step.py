@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.text import signal_name
 from ddplaunch.core.failures import FailureReport, JobResult, format_early_report
@@ -88,6 +90,8 @@ class NextStep:
             return self._restart_or_end(attempt, None, launcher_failure)
         if cause := attempt.first_lost_node:
             return self._restart_with_changed_nodes(cause.reason)
+        if attempt.stop_cause and attempt.stop_cause.of_program:
+            return self._restart_or_end(attempt, None, None)
         if attempt.stop_cause and not attempt.stop_cause.may_restart:
             return attempt.stopped_result(self._sides.remark(time_limit=True))
         if report is None and attempt.stopping_to_change_nodes:
@@ -101,7 +105,8 @@ class NextStep:
     def early_report(self, attempt: JobAttempt) -> str | None:
         """Describe the cause of the stop before all ranks have ended, which may take up to the grace."""
         report = self._sides.explain_failures(attempt)
-        if report is None or self._stop.signal or attempt.first_lost_node:
+        by_program = attempt.stop_cause is not None and attempt.stop_cause.of_program
+        if report is None or self._stop.signal or attempt.first_lost_node or by_program:
             return None
         busy = [node.name for node in self._nodes.values() if node.phase is not NodePhase.DRAINED]
         several = self._config.is_multi_node
@@ -110,15 +115,20 @@ class NextStep:
     def _restart_or_end(
         self, attempt: JobAttempt, report: FailureReport | None, launcher_failure: NodeFailure | None
     ) -> JobResult | Pause:
-        """Called when a rank failed or a launcher process was lost: restart all ranks if allowed, else end."""
+        """Called when a rank or a program failed, or a launcher process was lost: restart all if allowed, else end."""
         uptime, expired = self._turn.now.mono - attempt.started_at, self._limits.timeout_expired
         wait, why_not = self._restarts.decide(attempt, uptime, deadline_passed=expired)
         if wait is not None and (shortage := self._membership.record_failure(report, launcher_failure)):
             wait, why_not = None, f"{shortage} to start again"
         if report:
             what = report.headline(several=self._config.is_multi_node)
+        elif launcher_failure:
+            what = launcher_failure.reason
         else:
-            what = launcher_failure.reason if launcher_failure else ""
+            what = attempt.stop_cause.reason if attempt.stop_cause else ""
+        if wait is None and not report and not launcher_failure:
+            result = attempt.stopped_result(self._sides.remark(time_limit=True))
+            return replace(result, remark="\n".join(filter(None, (result.remark, why_not))))
         if wait is None:
             code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
             return JobResult(code, report, remark=why_not if report else "; ".join(filter(None, (what, why_not))))

@@ -1,7 +1,8 @@
-"""Node checks: before an attempt a feature may have every node check itself; a node that fails is left out."""
+"""Node checks: before an attempt features may have every node check itself; a node that fails is left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
@@ -22,6 +23,7 @@ class NodeChecks:
     def __init__(self, nodes: NodeTable, membership: Membership) -> None:
         self._config, self._nodes, self._membership = nodes.config, nodes, membership
         self._request: CheckRequest | None = None  # for the latest attempt
+        self._next: list[CheckRequest] = []  # those that follow, once all nodes have replied
         # Nodes without a reply, and until when they are waited for (monotonic); empty if no round is in progress.
         self._unanswered: dict[int, float] = {}
         self._is_noted = False  # whether a note has named those that are slow
@@ -32,22 +34,34 @@ class NodeChecks:
         """Whether nodes are checked before the latest attempt."""
         return self._request is not None
 
-    def begin(self, request: CheckRequest | None) -> bool:
+    def begin(self, requests: Iterable[CheckRequest]) -> bool:
         """Ask all nodes to check themselves before an attempt; return False if there is no request for them."""
-        self._request = request
-        if request is None:
+        self._request, self._next = None, [*requests]
+        return self._send_next()
+
+    def _send_next(self) -> bool:
+        """Send the next request to all nodes; return whether there is one."""
+        if not self._next:
             return False
+        self._request = self._next.pop(0)
         self._unanswered.clear()
         for number in self._nodes:
             self._wait_for(number)
-        self._nodes.broadcast(request)
+        self._nodes.broadcast(self._request)
         self._set_notice()
         return True
 
+    @property
+    def _may_last(self) -> bool:
+        """Whether the replies may take any time, as those of programs that get ready."""
+        return self._request is not None and self._request.wait_s is None
+
     def _wait_for(self, number: int) -> None:
-        self._unanswered[number] = self._nodes.turn.now.mono + CHECK_TIMEOUT_S
+        self._unanswered[number] = math.inf if self._may_last else self._nodes.turn.now.mono + CHECK_TIMEOUT_S
 
     def _set_notice(self) -> None:
+        if self._may_last:
+            return self._nodes.turn.deadlines.cancel("slow checks")
         is_shown = self._config.is_multi_node
         self._is_noted = not is_shown
         self._nodes.turn.set_deadline("slow checks", SLOW_NODE_NOTICE_S if is_shown else CHECK_TIMEOUT_S)
@@ -75,7 +89,7 @@ class NodeChecks:
         """Called when a node needs no more waiting for: it passed, was left out or is lost. Return whether all have."""
         was_last = [*self._unanswered] == [number]
         self._unanswered.pop(number, None)
-        return was_last
+        return was_last and not self._send_next()
 
     def on_check_failed(self, node: JoinedNode, error: NodeStartError, *, first: bool) -> JobResult | str:
         """Called when a node's check failed: return the job's result, or how it goes on without the node.
@@ -108,7 +122,7 @@ class NodeChecks:
         for number in silent:
             del self._unanswered[number]
         if not self._unanswered:
-            return bool(silent)
+            return bool(silent) and not self._send_next()
         if not silent and not self._is_noted:
             self._is_noted = True
             self._nodes.broadcast_note(f"waiting for the check of {self._name(self._unanswered)}")

@@ -13,6 +13,7 @@ from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, 
 from ddplaunch.core.messages import CheckRequest, Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.rank.zygote_messages import RankJob
 from ddplaunch.system.plan.rank_layout import Rank
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ HOOKS = (
     "on_check",
     "on_attempt_start",
     "make_rank_side",
+    "complete_job",
     "on_output",
     "explain_failure",
     "find_exception",
@@ -83,6 +85,11 @@ class NodeSides:
     def make_rank_sides(self, ranks: NodeRanks, rank: Rank) -> list[RankSide]:
         """Return the parts of all features in the process of a rank."""
         return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
+
+    def complete_job(self, job: RankJob) -> RankJob:
+        """Return the job of a rank with what the sides change in it."""
+        self._call("complete_job", job)
+        return job
 
     def on_output(self, rank: int) -> None:
         self._call("on_output", rank)

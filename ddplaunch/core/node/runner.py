@@ -318,7 +318,7 @@ class NodeRunner:
         rank = self._ranks.plan.rank_of(number)
         build = partial(self.context.build_rank_job, self.sides.make_rank_sides, self._ranks, rank)
         assert self.tree.zygote
-        self.tree.zygote.spawn(number, build)
+        self.tree.zygote.spawn(number, lambda fds: self.sides.complete_job(build(fds)))
 
     def _stop_ranks(self, number: int, *, spare_failing: bool) -> None:
         spared = {rank for rank in self._ranks.processes if spare_failing and self.sides.find_exception(rank)}

@@ -148,6 +148,7 @@ class Streams:
 
     def open_program(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
         """Add to ``fds`` a program's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
+        self._attempt_starts[name] = self._tails[name].total if name in self._tails else 0
         self._open_log_file(name, log)
         fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds["stdout"] = self._open_pipe(name, 2, show=show, on_output=on_output)
@@ -193,7 +194,7 @@ class Streams:
         return True
 
     def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:
-        """The last output, at most ``limit`` bytes; of a rank only that of its last attempt."""
+        """The last output, at most ``limit`` bytes; only those since its last start."""
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._attempt_starts.get(source, 0))) if tail else b""
 

@@ -29,6 +29,7 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import die_with_parent
@@ -52,6 +53,8 @@ class NodeChecker(NodeSide):
                 self.close()
 
     def on_check(self, request: CheckRequest) -> bool:
+        if not isinstance(request, CheckNode):
+            return False
         self.close()
         # Isolated for itself: node 0 waits for the reply also if the check raises.
         loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note)

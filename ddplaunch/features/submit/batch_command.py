@@ -40,6 +40,7 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
+from ddplaunch.core.feature import load_features
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),
@@ -104,6 +105,7 @@ class BatchCommand(TargetCommand):
         if ctx.resilient_parsing:  # shell completion of an unfinished line
             return super().parse_args(ctx, args)
         known = self.spellings(ctx)
+        args = load_features().rewrite_words(args, known)
         # Without the environment: torchrun's variables are read where the job runs.
         translation = translate_torchrun(args, known, {}, refused=self.refused_options, skipped=SBATCH_ALIASES.keys())
         line = self.split_argv(ctx, translation)

@@ -58,14 +58,36 @@ class Unreliable(Feature, JobSide):
         if chance < 0.02:
             raise ValueError("by chance")
         if chance < 0.1:
-            may_restart = self._random.random() < 0.5
-            self._context.stop_attempt(StopCause("a limit by chance", None, may_restart=may_restart))
+            how = {"may_restart": True} if self._random.random() < 0.5 else {}
+            if self._random.random() < 0.3:
+                how = {"of_program": True, "code": 7}
+            self._context.stop_attempt(StopCause("a limit by chance", None, **how))
         elif chance < 0.2:
             self._context.set_deadline(self._random.choice("ab"), self._random.choice((0, 1, 20)))
         elif chance < 0.3:
             self._context.gather("inspect", Detail.STATE, self._act)
 
-    on_message = on_deadline = on_attempt_start = on_job_end = _act  # type: ignore[assignment]
+    on_message = on_attempt_start = on_job_end = _act  # type: ignore[assignment]
+
+    def on_deadline(self, name: str) -> None:
+        if name == "hold":
+            self._is_over = True
+            self._context.allow_end()
+        else:
+            self._act()
+
+    def before_start(self, attempt: int) -> CheckNode | None:
+        self._is_over = self._random.random() < 0.5
+        return CheckNode(attempt, None) if self._random.random() < 0.3 else None
+
+    def holds_end(self) -> bool:
+        if not self._is_over:
+            self._context.set_deadline("hold", 5)
+        self._act()
+        return not self._is_over
+
+    def may_explain(self, failure: RankFailure) -> bool:
+        return self._random.random() < 0.3
 
 
 class Node:
