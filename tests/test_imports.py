@@ -29,7 +29,7 @@ FEATURE_IMPORTS = {
     "python": {"preload"},
     "runs": {"inspect", "samples"},
     "samples": {"inspect"},
-    "submit": {"runs", "sidecars"},
+    "submit": {"runs", "programs"},
 }
 """Features that import from other features."""
 

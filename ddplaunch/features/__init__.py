@@ -18,7 +18,7 @@ FEATURES = (
     "debug",
     "profile",
     "metrics",
-    "sidecars",
+    "programs",
     "notify",
     "checkpoint",
     "doctor",

@@ -11,8 +11,8 @@ from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.run_options import GROUPS
 from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
-from ddplaunch.features.sidecars.options import SidecarPrograms
-from ddplaunch.features.sidecars.programs import check_tensorboard
+from ddplaunch.features.programs.options import SidecarPrograms
+from ddplaunch.features.programs.sidecars import check_tensorboard
 from ddplaunch.features.submit.batch_command import (
     BatchCommand,
     all_params,

@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature, SchedulerEntry
 
 
 class Submit(Feature):
-    requires = ("runs", "sidecars")
+    requires = ("runs", "programs")
     schedulers = (
         SchedulerEntry("slurm", "Slurm", "slurm", "Slurm"),
         SchedulerEntry("sge", "Grid Engine", "gridengine", "GridEngine"),

@@ -27,7 +27,7 @@ BROKEN = {
     "features.inspect.node.rank_inspector.RankInspector._poll_replies": "an inspection",
     "features.inspect.node.stall_detector.StallDetector._on_rank_activity": "a clock",
     "features.inspect.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
-    "features.sidecars.node.SidecarRunner.on_zygote_event": "a sidecar",
+    "features.programs.node.SidecarRunner.on_zygote_event": "a sidecar",
     "features.memory.node.MemorySide.explain_failure": "a hint",
 }
 """Functions of the package that raise, and the text of each error."""
@@ -35,7 +35,7 @@ BROKEN = {
 BROKEN_SIDES = {
     "features.debug.debug_server.DebugServer._on_idle_timeout": "no callback",
     "features.notify.node.NotifyObserver._on_reply": "no reply",
-    "features.sidecars.node.SidecarRunner.observe": "no end",
+    "features.programs.node.SidecarRunner.observe": "no end",
 }
 
 
@@ -96,7 +96,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the inspection of ranks failed", 1),
         ("stall detection failed", 1),
         ("the feature inspect failed", 1),
-        ("the feature sidecars failed", 1),
+        ("the feature programs failed", 1),
         ("the feature memory failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job continues:") == times
@@ -116,7 +116,7 @@ def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_dd
     job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, *programs, script, executable=launcher)
     assert job.wait() == 124
     output = job.stderr()
-    for side in ("debug", "sidecars", "notify"):
+    for side in ("debug", "programs", "notify"):
         assert output.count(f"bug in ddplaunch: the feature {side} failed and is left out, the job continues") == 1
     assert job.stdout().count("goes on") == 2
     assert "--timeout (3.0s) expired" in output

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
-from ddplaunch.features.sidecars.options import SidecarPrograms
+from ddplaunch.features.programs.options import SidecarPrograms
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
-    from ddplaunch.features.sidecars.programs import Sidecar
+    from ddplaunch.features.programs.sidecars import Sidecar
     from ddplaunch.system.plan.plan import Plan
 
 
@@ -27,7 +27,7 @@ class Sidecars(Feature):
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not (sidecars := _read_sidecars(context.options, context.plan)):
             return None
-        from ddplaunch.features.sidecars.node import SidecarRunner
+        from ddplaunch.features.programs.node import SidecarRunner
 
         return SidecarRunner(context, sidecars)
 
@@ -36,7 +36,7 @@ def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> 
     """Return the sidecars of this node; only node 0 has any."""
     if plan.node_rank or not options[SidecarPrograms].are_used:
         return ()
-    from ddplaunch.features.sidecars.programs import read_sidecars
+    from ddplaunch.features.programs.sidecars import read_sidecars
 
     return read_sidecars(options[SidecarPrograms], is_remote=is_remote)
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.option_values import find_program
-from ddplaunch.features.sidecars.options import SidecarPrograms
+from ddplaunch.features.programs.options import SidecarPrograms
 
 
 class Sidecar(Struct, frozen=True):

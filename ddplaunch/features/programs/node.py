@@ -25,7 +25,7 @@ from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
 from ddplaunch.core.rank.zygote_messages import ProgramJob
-from ddplaunch.features.sidecars.programs import Sidecar
+from ddplaunch.features.programs.sidecars import Sidecar
 from ddplaunch.system.processes import proc_utils, process_limits
 
 TAIL_BYTES = 8192  # of the last output, for the pattern of the URL, and for a message

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from ddplaunch.features.sidecars import node
+from ddplaunch.features.programs import node
 
 
 def test_a_zygote_that_is_killed_is_not_waited_for(monkeypatch):
