@@ -1,4 +1,4 @@
-"""``--sidecar`` and ``--tensorboard``: programs that run alongside the ranks on node 0.
+"""Programs beside the ranks: ``--sidecar`` and ``--tensorboard``.
 
-``node.py`` starts and stops them by a zygote of their own.
+``machine.py`` decides for the programs of one node; ``node.py`` starts and stops them, by zygotes of their own.
 """

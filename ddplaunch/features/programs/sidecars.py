@@ -1,56 +1,55 @@
-"""Parses ``--sidecar`` and ``--tensorboard`` and checks that their programs exist."""
+"""Reads ``--sidecar`` and ``--tensorboard`` and checks that their programs exist."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
-from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.option_values import find_program
 from ddplaunch.features.programs.options import SidecarPrograms
+from ddplaunch.features.programs.spec import ProgramSpec
+
+MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 
 
-class Sidecar(Struct, frozen=True):
-    """A program that starts and ends with the job.
+class UrlPattern(NamedTuple):
+    """How a program announces its URL. What it prints before that is shown only if it fails."""
 
-    ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
-    only if it fails.
-    """
-
-    name: str  # unique in the job; the prefix of its lines, and in the name of its log
-    argv: tuple[str, ...]
-    path: str
-    variables: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's environment
-    url_pattern: tuple[str, re.Pattern[bytes]] | None = None
-
-    @property
-    def command_text(self) -> str:
-        return shlex.join(self.argv)
+    title: str
+    line: re.Pattern[bytes]
 
 
-_ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
-"""TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
+TENSORBOARD = "tensorboard"
+
+# TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)
+_ANNOUNCEMENT = UrlPattern("TensorBoard", re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE))
 
 
-def read_sidecars(options: SidecarPrograms, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+def read_sidecars(options: SidecarPrograms, grace_s: float, *, is_remote: bool = False) -> tuple[ProgramSpec, ...]:
     """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
     Raises UsageError if a program or TensorBoard is not installed, or the folder is a file.
     """
-    found: list[Sidecar] = []
+    found: list[ProgramSpec] = []
     if (folder := options.tensorboard) is not None:
         check_tensorboard(folder, remote=is_remote)
         found.append(_tensorboard_sidecar(folder))
     for text in options.sidecar:
-        words, path = find_program(text, "--sidecar", is_remote=is_remote)
-        found.append(Sidecar(_unique_name(words[0], found), words, path))
-    return tuple(found)
+        words, _ = find_program(text, "--sidecar", is_remote=is_remote)
+        found.append(ProgramSpec(_unique_name(words[0], found), words, "sidecar"))
+    return tuple(replace(each, grace_s=min(MAX_GRACE_S, grace_s)) for each in found)
+
+
+def read_url_patterns(options: SidecarPrograms) -> dict[str, UrlPattern]:
+    """Return how programs announce their URLs, by the names of the programs."""
+    return {TENSORBOARD: _ANNOUNCEMENT} if options.tensorboard is not None else {}
 
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
@@ -68,22 +67,21 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
         raise UsageError(what, "pip install tensorboard")
 
 
-def _tensorboard_sidecar(logdir: str) -> Sidecar:
+def _tensorboard_sidecar(logdir: str) -> ProgramSpec:
     """Return TensorBoard as a sidecar, with this interpreter, reachable from this machine only.
 
     Its port is the first free one from 6006 on, TensorBoard's default (tensorboard/program.py).
     """
-    return Sidecar(
-        name="tensorboard",
-        argv=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
-        path=sys.executable,
+    return ProgramSpec(
+        name=TENSORBOARD,
+        command=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
+        kind="sidecar",
         # If TensorFlow is installed, it would take GPU memory of the ranks; and it must not import a user's queue.py.
-        variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
-        url_pattern=("TensorBoard", _ANNOUNCEMENT),
+        env={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
     )
 
 
-def _unique_name(program: str, others: Sequence[Sidecar]) -> str:
+def _unique_name(program: str, others: Sequence[ProgramSpec]) -> str:
     """Return the prefix of its lines: the program's name, numbered from the second one on."""
     base = os.path.basename(program)
     taken = {other.name for other in others}

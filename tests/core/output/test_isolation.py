@@ -27,7 +27,7 @@ BROKEN = {
     "features.inspect.node.rank_inspector.RankInspector._poll_replies": "an inspection",
     "features.inspect.node.stall_detector.StallDetector._on_rank_activity": "a clock",
     "features.inspect.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
-    "features.programs.node.SidecarRunner.on_zygote_event": "a sidecar",
+    "features.programs.node.ProgramRunner.on_zygote_event": "a sidecar",
     "features.memory.node.MemorySide.explain_failure": "a hint",
 }
 """Functions of the package that raise, and the text of each error."""
@@ -35,7 +35,7 @@ BROKEN = {
 BROKEN_SIDES = {
     "features.debug.debug_server.DebugServer._on_idle_timeout": "no callback",
     "features.notify.node.NotifyObserver._on_reply": "no reply",
-    "features.programs.node.SidecarRunner.observe": "no end",
+    "features.programs.node.ProgramRunner.observe": "no end",
 }
 
 

@@ -1,0 +1,82 @@
+"""The commands of ``ProgramsMachine``. Programs are numbered as in its list."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from ddplaunch.core.node.commands import KillRemaining as KillRemaining
+from ddplaunch.core.node.commands import ShowFooter as ShowFooter
+from ddplaunch.core.node.commands import ShowNote as ShowNote
+
+
+class Life(Enum):
+    """How long the programs of a guard live: a zygote of their own, which kills what is left of them."""
+
+    JOB = "job"  # sidecars
+    ATTEMPT = "attempt"  # mains and services
+
+
+class ProgramCommand(Struct, frozen=True):
+    """Base class of the commands about programs."""
+
+
+class StartGuard(ProgramCommand, frozen=True):
+    life: Life
+
+
+class Spawn(ProgramCommand, frozen=True):
+    number: int
+
+
+class Probe(ProgramCommand, frozen=True):
+    """Watch for the condition by which the program is ready."""
+
+    number: int
+
+
+class SendSignal(ProgramCommand, frozen=True):
+    number: int
+    signal: int
+
+
+class OpenGate(ProgramCommand, frozen=True):
+    """All is ready that the ranks wait for."""
+
+    attempt: int
+
+
+class ReportReady(ProgramCommand, frozen=True):
+    number: int
+
+
+class ReportFailure(ProgramCommand, frozen=True):
+    attempt: int
+    code: int  # the exit code of the job
+    reason: str
+    number: int | None  # of the program whose last lines say more
+
+
+class ReportMainsDone(ProgramCommand, frozen=True):
+    """All mains of this node have ended with 0; also where it has none."""
+
+    attempt: int
+
+
+class SweepGuard(ProgramCommand, frozen=True):
+    """Have the guard end all that its programs have left: SIGTERM, and SIGKILL after ``grace_s`` seconds."""
+
+    life: Life
+    grace_s: float
+
+
+class KillGuard(ProgramCommand, frozen=True):
+    life: Life
+
+
+class CloseGuard(ProgramCommand, frozen=True):
+    life: Life
+
+
+Command = ProgramCommand | ShowNote | ShowFooter | KillRemaining
