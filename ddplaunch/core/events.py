@@ -120,6 +120,27 @@ class RankExited(StoredEvent, frozen=True, tag="exited"):
     system_cpu: NonNegativeFloat = 0.0
 
 
+class ProgramStarted(StoredEvent, frozen=True, tag="program_started"):
+    """Another program of the job has its process."""
+
+    program: TextLine
+    pid: Pid
+    attempt: Count
+
+
+class ProgramReady(StoredEvent, frozen=True, tag="program_ready"):
+    program: TextLine
+    seconds: NonNegativeFloat  # since it has its process
+    address: TextLine  # "" without a port
+    attempt: Count
+
+
+class ProgramExited(StoredEvent, frozen=True, tag="program_exited"):
+    program: TextLine
+    code: ExitStatus  # -N for signal N
+    attempt: Count
+
+
 class SignalReceived(StoredEvent, frozen=True, tag="signal"):
     number: Signal  # received by the launcher
 

@@ -186,7 +186,7 @@ NO_VARIABLES = {
     *("TYPE_CHECKING", "CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX", "USER_SITE", "SESSION_ID"),
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
-    *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
+    *("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
     *(
         "KMP_DUPLICATE_LIB_OK",

@@ -410,6 +410,10 @@ class Zygote:
             path = sys.executable
             words = [path, rank_runner.__file__, str(job_fd), job["target_text"], *job["args"]]
         try:
+            if job["kind"] == "program":
+                os.nice(job.get("nice", 0))
+                if "cwd" in job:
+                    os.chdir(job["cwd"])
             os.execve(path, words, {**os.environ, **job["env"]})
         except OSError as error:
             shown = job["target_text"] if job["kind"] == "program" else path

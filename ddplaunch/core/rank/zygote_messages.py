@@ -78,7 +78,14 @@ class ZygoteConfig(TypedDict):
     has_guardian: bool  # whether a guardian is its parent, and other runs share its modules
 
 
-class _Rank(TypedDict):
+class _Place(TypedDict, total=False):
+    """Of a program alone, not of a rank."""
+
+    cwd: str  # the folder in which it starts
+    nice: int  # added to its niceness
+
+
+class _Rank(_Place):
     rank: int
     target_text: str  # the target as the user typed it
     path: str  # of the target's file; "" without one

@@ -1,47 +1,57 @@
-"""Programs beside the ranks: ``--sidecar`` and ``--tensorboard``."""
+"""Programs beside the ranks: ``--command … : train.py``, ``--sidecar`` and ``--tensorboard``."""
 
 from __future__ import annotations
 
-from shlex import join
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.core_options import Stopping
-from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
-from ddplaunch.features.programs.options import SidecarPrograms
+from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
+from ddplaunch.features.programs.options import ProgramOptions
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
-    from ddplaunch.features.programs.spec import ProgramSpec
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.planner import PlanSpec
+    from ddplaunch.system.target.target import Target
 
 
-class Programs(Feature):
-    options = (SidecarPrograms,)
+class OtherPrograms(Feature):
+    options = (ProgramOptions,)
+    messages = ("messages",)
+
+    def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
+        is_used = ":" in words or "--command" in words
+        return _wiring().rewrite_words(words, known) if is_used else words
+
+    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target) -> PlanSpec:
+        return _wiring().leave_rest(options, spec, target) if options[ProgramOptions].program else spec
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
-        _read_sidecars(options, plan)
+        if options[ProgramOptions].are_used:
+            _wiring().check_start(options, plan, is_remote=False)
         return ()
 
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
-        sidecars = _read_sidecars(options, plan, is_remote=is_remote)
-        return [f"sidecar on node 0: {join(each.command)}" for each in sidecars]
+        if not options[ProgramOptions].are_used:
+            return []
+        _wiring().check_start(options, plan, is_remote=is_remote)
+        notes: list[str] = _wiring().describe(options, plan, is_remote=is_remote)
+        return notes
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not (sidecars := _read_sidecars(context.options, context.plan)):
-            return None
-        from ddplaunch.features.programs.node import ProgramRunner
-        from ddplaunch.features.programs.sidecars import read_url_patterns
+        return _wiring().make_node_side(context) if context.options[ProgramOptions].are_used else None
 
-        return ProgramRunner(context, sidecars, read_url_patterns(context.options[SidecarPrograms]))
+    def make_job_side(self, context: JobContext) -> JobSide | None:
+        return _wiring().make_job_side(context) if context.options[ProgramOptions].program else None
 
 
-def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> tuple[ProgramSpec, ...]:
-    """Return the sidecars of this node; only node 0 has any."""
-    if plan.node_rank or not options[SidecarPrograms].are_used:
-        return ()
-    from ddplaunch.features.programs.sidecars import read_sidecars
+def _wiring() -> Any:
+    """Import the rest of the folder, which a job without other programs does not need."""
+    from ddplaunch.features.programs import wiring
 
-    return read_sidecars(options[SidecarPrograms], options[Stopping].grace, is_remote=is_remote)
+    assert isinstance(wiring, ModuleType)
+    return wiring
 
 
-FEATURE = Programs()
+FEATURE = OtherPrograms()

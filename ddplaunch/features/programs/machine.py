@@ -175,7 +175,7 @@ class ProgramsMachine:
         ready = {each.spec.name for each in self.programs if each.counts_as_ready} | self._ready_elsewhere
         for number, program in enumerate(self.programs):
             has_guard = self._guards[program.life] is GuardState.READY
-            if program.state is ProgramState.WAITING and has_guard and ready.issuperset(program.spec.after):
+            if program.state is ProgramState.WAITING and has_guard and ready.issuperset(program.spec.after or ()):
                 program.state = ProgramState.REQUESTED
                 self._do(do.Spawn(number))
         if not self._gate_open and ready.issuperset(self._gate.after):
@@ -260,7 +260,7 @@ class ProgramsMachine:
         if not self._failed:
             self._failed = True
             self._show_footer("")
-            self._do(do.ReportFailure(self._attempt, code, reason, number))
+            self._do(do.ReportFailure(self._attempt, code, reason, number, self._gate_open))
 
     def _check_mains(self) -> None:
         """Report once that all mains of this node have ended with 0."""
@@ -307,7 +307,7 @@ class ProgramsMachine:
                 continue
             if program.spec.kind == "main":
                 self._signal(number, self._main_signal, now)
-            elif not has_mains and not any(program.spec.name in each.spec.after for each in alive):
+            elif not has_mains and not any(program.spec.name in (each.spec.after or ()) for each in alive):
                 self._signal(number, signal.SIGTERM, now)
         if not alive:
             for life in self._stopping:

@@ -14,49 +14,65 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from ddplaunch.base.errors import host_name
+from ddplaunch.base.errors import EXIT_SOFTWARE, host_name
 from ddplaunch.base.event_loop import WakeTimer
-from ddplaunch.base.types import ExitStatus, Pid, TextLine
+from ddplaunch.cli.core_options import Ranks
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.events import Event, JobPreempted, SignalReceived, StoredEvent
+from ddplaunch.core.events import (
+    Event,
+    JobPreempted,
+    ProgramExited,
+    ProgramReady,
+    ProgramStarted,
+    SignalReceived,
+)
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
+from ddplaunch.core.messages import CheckPassed, CheckRequest, Message, PreemptRanks, StopAttempt
 from ddplaunch.core.node import node_events, rank_files
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
-from ddplaunch.core.rank.zygote_messages import ProgramJob
+from ddplaunch.core.output.run_log import attempt_suffix
+from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
 from ddplaunch.features.programs import program_commands as do
 from ddplaunch.features.programs import program_events as ev
-from ddplaunch.features.programs.machine import Gate, ProgramsMachine
+from ddplaunch.features.programs.addresses import ProgramAddresses
+from ddplaunch.features.programs.gpus import divide_gpus, format_gpus, gpu_variables
+from ddplaunch.features.programs.machine import Gate, ProgramsMachine, ProgramState
+from ddplaunch.features.programs.messages import (
+    HoldPorts,
+    MainsDone,
+    PortsHeld,
+    ProgramFailed,
+    ProgramIsReady,
+    ReadyPrograms,
+    StartPrograms,
+)
 from ddplaunch.features.programs.program_commands import Life
-from ddplaunch.features.programs.sidecars import UrlPattern
-from ddplaunch.features.programs.spec import ProgramSpec
+from ddplaunch.features.programs.ready import ReadyProbe
+from ddplaunch.features.programs.sidecars import (
+    SidecarExited,
+    SidecarListening,
+    SidecarStarted,
+    UrlPattern,
+    format_tunnel_hint,
+)
+from ddplaunch.features.programs.spec import Programs, ProgramSpec
+from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.processes import proc_utils, process_limits
 
 TAIL_BYTES = 8192  # of the last output, for the pattern of the URL, and for a message
-
-
-class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
-    sidecar: TextLine
-    pid: Pid
-
-    in_history = False
-
-
-class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
-    sidecar: TextLine
-    url: TextLine  # that it has printed
-
-    in_history = False
-
-
-class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
-    sidecar: TextLine
-    code: ExitStatus  # -N for signal N
-
-    in_history = False
+READY_BYTES = 1 << 16  # of the last output, for the line that says that it is ready
+REPORTED_LINES = 10  # the last ones of a program that has failed
+RANK_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""Variables of a rank, which a program must not inherit from one: it would take itself for a rank."""
 
 
 class Guard:
@@ -71,21 +87,36 @@ class Guard:
 
 
 class ProgramRunner(NodeSide):
-    """Runs all programs of this node."""
+    """Runs all programs of this node: those of the job are all on node 0."""
 
     def __init__(
-        self, context: FeatureContext, specs: Sequence[ProgramSpec], url_patterns: Mapping[str, UrlPattern]
+        self,
+        context: FeatureContext,
+        sidecars: Sequence[ProgramSpec],
+        programs: Programs | None,
+        url_patterns: Mapping[str, UrlPattern],
     ) -> None:
-        """``url_patterns``: by the name of the program, of those that are shown once they have printed their URL."""
+        """``sidecars``: of ``--sidecar`` and ``--tensorboard``; ``programs``: all others, None where there are none.
+
+        ``url_patterns``: by the name of the program, of those that are shown once they have printed their URL.
+        """
         self._context, self._tree = context, context.tree
         self._streams, self._screen = context.node.streams, context.screen
-        self._emit, self._show_note = context.job.emit, context.screen.show_note
+        self._emit, self._show_note, self._send = context.job.emit, context.screen.show_note, context.job.send
         self._loop = context.loop
-        self._loop.on_error = self._close
-        self._specs, self._url_patterns = specs, url_patterns
-        self._machine = ProgramsMachine(specs, Gate((), os.path.basename(context.plan.target.text)))
+        self._loop.on_error = self._on_bug
+        self._programs, self._url_patterns = programs, url_patterns
+        here = programs.beside if programs and context.plan.node_rank == 0 else ()
+        self._specs = (*here, *sidecars)
+        target = programs.target.name if programs else os.path.basename(context.plan.target.text)
+        self._machine = ProgramsMachine(self._specs, Gate(programs.gate if programs else (), target))
         self._guards: dict[Life, Guard] = {}
         self._pids: dict[int, tuple[int, int | None]] = {}  # by program: pid and pidfd
+        self._started_at: dict[int, float] = {}
+        self._probes: dict[int, ReadyProbe] = {}
+        self._addresses = ProgramAddresses(programs, context.plan.target.args) if programs else None
+        self._gpu_variables: dict[str, Mapping[str, str]] = {}
+        self._attempt = 0
         self._temp_dir = RunTempDir("ddplaunch-sidecars")
         self._announced: set[str] = set()
         self._preempt_signal = context.config.zygote.preempt_signal
@@ -95,10 +126,39 @@ class ProgramRunner(NodeSide):
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 
+    def on_check(self, request: CheckRequest) -> bool:
+        if self._addresses is None or not isinstance(request, HoldPorts):
+            return False
+        here = self._context.plan.node_rank == 0
+        held = self._addresses.hold_ports(self._context.job_config.address) if here else ()
+        self._send(PortsHeld(request.attempt, held))
+        return True
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case StartPrograms(attempt=attempt, addresses=addresses) if attempt != self._attempt or not self._has_begun:
+                assert self._addresses
+                self._attempt = attempt
+                self._addresses.learn(addresses)
+                self._divide_gpus()
+                self._begin(attempt)
+            case ReadyPrograms(attempt=self._attempt, names=names):
+                self._post(ev.ReadyElsewhere(names))
+            case StopAttempt(signal=number):
+                self._post(ev.RanksStopped(number))
+            case PreemptRanks():
+                self._notify_mains()
+
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         if not self._has_begun:
-            self._has_begun = True
-            self._loop.call_soon(lambda: self._post(ev.AttemptBegins(ranks.number)))  # once the ranks are requested
+            self._loop.call_soon(lambda: self._begin(ranks.number))  # once the ranks are requested
+
+    def complete_job(self, job: RankJob) -> None:
+        if self._programs and self._addresses:
+            fill = self._addresses.fill
+            job["args"] = [fill(word, "") for word in job["args"]]
+            own = {name: fill(value, "") for name, value in self._programs.target.env.items()}
+            job["env"] |= {**self._addresses.variables(), **own}
 
     def observe(self, event: Event) -> None:
         match event:
@@ -126,6 +186,35 @@ class ProgramRunner(NodeSide):
         self._post(ev.KillRequested())
         return True
 
+    def _begin(self, attempt: int) -> None:
+        self._has_begun = True
+        self._post(ev.AttemptBegins(attempt))
+
+    def _notify_mains(self) -> None:
+        """Send the preemption signal to the mains that handle it."""
+        number = self._preempt_signal or signal.SIGTERM
+        for index, (pid, _) in self._pids.items():
+            if self._specs[index].kind == "main" and proc_utils.is_caught(pid, number):
+                self._send_signal(index, number)
+
+    # ------------------------------------------------------------------------------------------------ ports and GPUs
+
+    def _divide_gpus(self) -> None:
+        """Find the GPUs of each program, which are left out where the ranks start (``Feature.adjust_spec``)."""
+        programs, environ = self._programs, self._tree.environ
+        if not (programs and self._addresses) or self._context.plan.node_rank or self._gpu_variables:
+            return
+        hardware = read_hardware()
+        target_gpus = self._context.options[Ranks].gpus
+        division = divide_gpus(programs, target_gpus, hardware, environ)
+        for spec in programs.beside:
+            indices = division.by_program.get(spec.name, ())
+            self._gpu_variables[spec.name] = gpu_variables(hardware, indices, environ)
+            _, port = self._addresses.of(spec.name)
+            facts = [f"GPUs {format_gpus(indices)}"] * bool(indices) + [f"port {port}"] * bool(port)
+            if facts:
+                self._show_note(f"{spec.name}: {', '.join(facts)}")
+
     # --------------------------------------------------------------------------------------------------------- events
 
     def _post(self, event: ev.Event) -> None:
@@ -140,8 +229,10 @@ class ProgramRunner(NodeSide):
                 self._post(ev.GuardStarted(life))
             case node_events.ProcessSpawned(rank=number, pid=pid, pidfd=pidfd):
                 self._pids[number] = pid, pidfd
+                self._started_at[number] = time.monotonic()
                 self._tree.add_session(pid)
-                self._emit(SidecarStarted(self._specs[number].name, pid))
+                name, is_sidecar = self._specs[number].name, self._specs[number].kind == "sidecar"
+                self._emit(SidecarStarted(name, pid) if is_sidecar else ProgramStarted(name, pid, self._attempt))
                 self._post(ev.ProgramSpawned(number))
             case node_events.SpawnFailed(rank=number, reason=reason):
                 self._post(ev.ProgramStartFailed(number, reason))
@@ -153,16 +244,25 @@ class ProgramRunner(NodeSide):
                 self._post(ev.GuardLost(life))
 
     def _on_exited(self, number: int, code: int) -> None:
-        name = self._specs[number].name
+        spec = self._specs[number]
         self._forget_process(number)
-        self._emit(SidecarExited(name, code))
-        self._streams.read_pending(name)
-        last = rank_files.last_lines(self._streams.tail(name, TAIL_BYTES), 1)
-        self._post(ev.ProgramExited(number, code, "".join(last).strip()))
+        is_sidecar = spec.kind == "sidecar"
+        self._emit(SidecarExited(spec.name, code) if is_sidecar else ProgramExited(spec.name, code, self._attempt))
+        self._streams.read_pending(spec.name)
+        self._post(ev.ProgramExited(number, code, "".join(self._last_lines(number, 1)).strip()))
+
+    def _last_lines(self, number: int, count: int) -> tuple[str, ...]:
+        return rank_files.last_lines(self._streams.tail(self._specs[number].name, TAIL_BYTES), count)
+
+    def _on_ready_line(self, number: int, text: bytes) -> None:
+        if text in self._streams.tail(self._specs[number].name, READY_BYTES):
+            self._post(ev.ConditionMet(number))
 
     def _on_output(self, number: int) -> None:
-        """Show the URL of a program once it has printed it: then it listens."""
-        name = self._specs[number].name
+        """Look for what a program prints when it is ready; show its URL once it has printed that."""
+        name, condition = self._specs[number].name, self._specs[number].condition
+        if condition.kind == "line" and self._machine.programs[number].state is ProgramState.STARTING:
+            self._on_ready_line(number, condition.what.encode())
         pattern = self._url_patterns.get(name)
         if pattern is None or name in self._announced or self._finishing:
             return
@@ -185,8 +285,18 @@ class ProgramRunner(NodeSide):
             case do.Spawn(number=number):
                 guard = self._guards[self._machine.programs[number].life]
                 guard.zygote.spawn(number, partial(self._build_job, number))
+            case do.Probe(number=number):
+                self._start_probe(number)
             case do.SendSignal(number=number, signal=which):
                 self._send_signal(number, which)
+            case do.OpenGate(attempt=attempt) if self._programs:
+                self._send(CheckPassed(attempt))
+            case do.ReportMainsDone(attempt=attempt) if self._programs:
+                self._send(MainsDone(attempt))
+            case do.ReportReady(number=number) if self._programs:
+                self._report_ready(number)
+            case do.ReportFailure():
+                self._report_failure(command)
             case do.ShowNote(text=text):
                 self._show_note(text)
             case do.ShowFooter(text=text):
@@ -204,7 +314,7 @@ class ProgramRunner(NodeSide):
     def _start_guard(self, life: Life) -> None:
         shielded = signals_to_block(self._preempt_signal)
         try:
-            zygote = ZygoteClient(self._loop, listener=None, environment=self._tree.environ, shielded=shielded)
+            zygote = ZygoteClient(self._loop, listener=None, environment=self._environment(), shielded=shielded)
         except process_limits.ResourceLimitError as error:
             for number, program in enumerate(self._machine.programs):
                 if program.life is life:
@@ -215,24 +325,73 @@ class ProgramRunner(NodeSide):
         if self._url_patterns and life is Life.JOB:
             self._temp_dir.create(zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
 
+    def _environment(self) -> dict[str, str]:
+        """Return the launcher's variables without those of a rank, in which the launcher may run."""
+        left_out = {name for name in self._tree.environ if name.startswith("TORCHELASTIC_")} | RANK_VARIABLES
+        return {name: value for name, value in self._tree.environ.items() if name not in left_out}
+
     def _build_job(self, number: int, fds: dict[str, int]) -> ProgramJob:
         spec = self._specs[number]
-        show, log = spec.name not in self._url_patterns, self._context.log.file(f"sidecar-{spec.name}.log")
+        is_sidecar, suffix = spec.kind == "sidecar", attempt_suffix(self._attempt)
+        show, log = spec.name not in self._url_patterns, f"{spec.name}{suffix}.log"
+        log_path = self._context.log.file(f"sidecar-{spec.name}.log" if is_sidecar else log)
         on_output = self._loop.guard(partial(self._on_output, number))
-        self._streams.open_program(fds, spec.name, show=show, log=log, on_output=on_output)
-        variables = {"PYTHONUNBUFFERED": "1", **spec.env}  # what it prints goes to a pipe, and is to come now
+        self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
+        variables = {"PYTHONUNBUFFERED": "1"}  # what it prints goes to a pipe, and is to come now
+        words, own_variables = spec.command, dict(spec.env)
+        if self._addresses:
+            words = tuple(self._addresses.fill(word, spec.name) for word in words)
+            own_variables = {name: self._addresses.fill(value, spec.name) for name, value in own_variables.items()}
+            variables |= {**self._addresses.variables(), "DDPLAUNCH_PROGRAM": spec.name}
+            variables |= self._gpu_variables.get(spec.name, {})
+            if not spec.hold:
+                self._addresses.release_ports(spec.name)
         if spec.name in self._url_patterns and self._temp_dir.path:
             variables["TMPDIR"] = self._temp_dir.path
-        command, *args = spec.command
-        return {
+        command, *args = words
+        job: ProgramJob = {
             "rank": number,
             "kind": "program",
             "target_text": command,
-            "path": shutil.which(command) or command,
+            "path": shutil.which(command, path=own_variables.get("PATH")) or command,
             "args": args,
-            "env": variables,
+            "env": {**variables, **own_variables},
             "cpus": None,
         }
+        if spec.nice:
+            job["nice"] = spec.nice
+        if spec.cwd:
+            job["cwd"] = os.path.expanduser(spec.cwd)
+        return job
+
+    def _start_probe(self, number: int) -> None:
+        spec = self._specs[number]
+        condition = spec.condition
+        if condition.kind == "line" or self._addresses is None:
+            return
+        if condition.kind == "file":
+            path = os.path.join(os.path.expanduser(spec.cwd), self._addresses.fill(condition.what, spec.name))
+            condition = condition._replace(what=path)
+        on_ready = partial(self._post, ev.ConditionMet(number))
+        self._probes[number] = ReadyProbe(self._loop, condition, self._addresses.of(spec.name), on_ready)
+
+    def _report_ready(self, number: int) -> None:
+        spec = self._specs[number]
+        self._send(ProgramIsReady(self._attempt, spec.name))
+        if spec.kind == "sidecar" and not spec.ready:
+            return
+        seconds = time.monotonic() - self._started_at.get(number, time.monotonic())
+        address = self._addresses.text_of(spec.name) if self._addresses else ""
+        self._emit(ProgramReady(spec.name, seconds, address, self._attempt))
+        if spec.ready:
+            self._show_note(f"{spec.name} is ready{address and f' at {address}'} after {seconds:.1f} s")
+
+    def _report_failure(self, failure: do.ReportFailure) -> None:
+        lines = () if failure.number is None else self._last_lines(failure.number, REPORTED_LINES)
+        reason = failure.reason
+        if lines and not failure.ranks_run:
+            reason, lines = f"{reason}: {lines[-1].strip()}", ()
+        self._send(ProgramFailed(failure.attempt, failure.code, reason, lines))
 
     def _send_signal(self, number: int, which: int) -> None:
         if number in self._pids:
@@ -241,6 +400,8 @@ class ProgramRunner(NodeSide):
                 proc_utils.send_signal(pid, which, pidfd)
 
     def _forget_process(self, number: int) -> None:
+        if number in self._probes:
+            self._probes.pop(number).close()
         _, pidfd = self._pids.pop(number, (0, None))
         if pidfd is not None:
             os.close(pidfd)
@@ -254,17 +415,17 @@ class ProgramRunner(NodeSide):
                 self._forget_process(number)
                 self._streams.close_source(program.spec.name)
 
+    def _on_bug(self) -> None:
+        """Called after an exception in one of the callbacks, from which on none is called."""
+        if self._programs and not self._finishing:
+            reason = "the other programs of the job were stopped by a bug in ddplaunch"
+            self._send(ProgramFailed(self._attempt, EXIT_SOFTWARE, reason))
+        self._close()
+
     def _close(self) -> None:
-        """Close all, also after an exception in one of the callbacks."""
         self._timer.set(None)
         for life in Life:
             self._close_guard(life)
+        if self._addresses:
+            self._addresses.release_ports()
         self._temp_dir.remove()
-
-
-def format_tunnel_hint(url: str, environ: Mapping[str, str], host: str) -> str | None:
-    """Describe how to reach a local URL from the user's machine, if the launcher seems to run on another one."""
-    if not ("SSH_CONNECTION" in environ or "SLURM_JOB_ID" in environ):
-        return None
-    port = url.rstrip("/").rpartition(":")[2]
-    return f"from your own machine: ssh -N -L {port}:127.0.0.1:{port} {host}"

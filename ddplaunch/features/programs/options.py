@@ -1,4 +1,4 @@
-"""The options of sidecars: ``--sidecar`` and ``--tensorboard``."""
+"""The options of programs beside the ranks: ``--sidecar``, ``--tensorboard`` and ``--program``."""
 
 # Without ``from __future__ import annotations``: the annotations are read when the module is imported.
 
@@ -11,7 +11,7 @@ from ddplaunch.cli.option_values import check_commands
 # fmt: off
 
 
-class SidecarPrograms(OptionGroup, frozen=True):
+class ProgramOptions(OptionGroup, frozen=True):
     """Programs that run alongside the ranks."""
 
     heading = "Sidecars, notifications and metrics"
@@ -22,6 +22,9 @@ class SidecarPrograms(OptionGroup, frozen=True):
     sidecar: Annotated[tuple[str, ...], Option("--sidecar COMMAND",
         "Run a program on node 0 while the job runs; may be repeated.", check_commands)] = ()
 
+    program: Annotated[tuple[str, ...], Option("--program JSON",
+        "Another program of the job, as `:` between programs writes it; may be repeated.")] = ()
+
     @property
     def are_used(self) -> bool:
-        return bool(self.sidecar) or self.tensorboard is not None
+        return bool(self.sidecar or self.program) or self.tensorboard is not None

@@ -56,6 +56,7 @@ class ReportFailure(ProgramCommand, frozen=True):
     code: int  # the exit code of the job
     reason: str
     number: int | None  # of the program whose last lines say more
+    ranks_run: bool
 
 
 class ReportMainsDone(ProgramCommand, frozen=True):

@@ -5,18 +5,41 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.types import ExitStatus, Pid, TextLine
 from ddplaunch.cli.option_values import find_program
-from ddplaunch.features.programs.options import SidecarPrograms
+from ddplaunch.core.events import StoredEvent
+from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.spec import ProgramSpec
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
+
+
+class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
+    sidecar: TextLine
+    pid: Pid
+
+    in_history = False
+
+
+class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
+    sidecar: TextLine
+    url: TextLine  # that it has printed
+
+    in_history = False
+
+
+class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
+    sidecar: TextLine
+    code: ExitStatus  # -N for signal N
+
+    in_history = False
 
 
 class UrlPattern(NamedTuple):
@@ -32,7 +55,7 @@ TENSORBOARD = "tensorboard"
 _ANNOUNCEMENT = UrlPattern("TensorBoard", re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE))
 
 
-def read_sidecars(options: SidecarPrograms, grace_s: float, *, is_remote: bool = False) -> tuple[ProgramSpec, ...]:
+def read_sidecars(options: ProgramOptions, grace_s: float, *, is_remote: bool = False) -> tuple[ProgramSpec, ...]:
     """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
     Raises UsageError if a program or TensorBoard is not installed, or the folder is a file.
@@ -47,7 +70,7 @@ def read_sidecars(options: SidecarPrograms, grace_s: float, *, is_remote: bool =
     return tuple(replace(each, grace_s=min(MAX_GRACE_S, grace_s)) for each in found)
 
 
-def read_url_patterns(options: SidecarPrograms) -> dict[str, UrlPattern]:
+def read_url_patterns(options: ProgramOptions) -> dict[str, UrlPattern]:
     """Return how programs announce their URLs, by the names of the programs."""
     return {TENSORBOARD: _ANNOUNCEMENT} if options.tensorboard is not None else {}
 
@@ -87,3 +110,11 @@ def _unique_name(program: str, others: Sequence[ProgramSpec]) -> str:
     taken = {other.name for other in others}
     names = (base if count == 1 else f"{base}-{count}" for count in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
+
+
+def format_tunnel_hint(url: str, environ: Mapping[str, str], host: str) -> str | None:
+    """Describe how to reach a local URL from the user's machine, if the launcher seems to run on another one."""
+    if not ("SSH_CONNECTION" in environ or "SLURM_JOB_ID" in environ):
+        return None
+    port = url.rstrip("/").rpartition(":")[2]
+    return f"from your own machine: ssh -N -L {port}:127.0.0.1:{port} {host}"

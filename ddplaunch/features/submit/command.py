@@ -11,7 +11,7 @@ from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.run_options import GROUPS
 from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
-from ddplaunch.features.programs.options import SidecarPrograms
+from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.sidecars import check_tensorboard
 from ddplaunch.features.submit.batch_command import (
     BatchCommand,
@@ -104,5 +104,5 @@ def _check_target(ctx: click.Context) -> None:
         resolve_target(options, parse_notes().lookalike_note)
     except UsageError as error:
         raise with_command_name(ctx.command, error) from None
-    if (folder := options[SidecarPrograms].tensorboard) is not None:
+    if (folder := options[ProgramOptions].tensorboard) is not None:
         check_tensorboard(folder)

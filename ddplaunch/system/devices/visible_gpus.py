@@ -7,7 +7,8 @@ A torch build supports the GPUs of one vendor. On a machine with several, the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -84,12 +85,24 @@ def _hide_gpus(environ: Mapping[str, str]) -> VisibleGpus:
 
 def _select_requested(vendor: Vendor, gpus: Sequence[Gpu], wanted: str) -> tuple[list[VisibleGpu], list[str]]:
     chosen: list[VisibleGpu] = []
-    for entry in map(str.strip, wanted.split(",")):
+    for entry in _expand_ranges(wanted):
         found = _find_requested_entry(vendor, gpus, wanted, entry)
         if any(device in chosen for device in found):
             raise UsageError(f"--gpus {wanted}: {entry} is named twice", "name each GPU once")
         chosen += found
     return drop_hidden_mig(chosen)
+
+
+def _expand_ranges(wanted: str) -> Iterator[str]:
+    """Yield the entries of a list like "0-3,6"."""
+    for entry in map(str.strip, wanted.split(",")):
+        ends = re.fullmatch(r"(\d{1,4})-(\d{1,4})", entry)
+        if ends is None:
+            yield entry
+        elif int(ends[1]) > int(ends[2]):
+            raise UsageError(f"--gpus {wanted}: {ends[1]} is more than {ends[2]}", f"--gpus {ends[2]}-{ends[1]}")
+        else:
+            yield from map(str, range(int(ends[1]), int(ends[2]) + 1))
 
 
 def _find_requested_entry(vendor: Vendor, gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleGpu]:

@@ -168,10 +168,10 @@ def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
     hint = "leave --master-port out on one node, or give another"
     if flag == "--control-port":
         hint = "give every node another --master-port, which the control port follows, or another --control-port"
-    return PortTaken(f"{flag} {number} is in use by {_describe_listener(number)}", hint)
+    return PortTaken(f"{flag} {number} is in use by {describe_listener(number)}", hint)
 
 
-def _describe_listener(number: int) -> str:
+def describe_listener(number: int) -> str:
     """Describe the process that listens on the port, if the kernel shows it (not if another user's)."""
     with suppress(Exception):
         import psutil

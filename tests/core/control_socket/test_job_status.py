@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import MAX_PENDING_EVENTS, JobState, RankState, Status, StatusTracker
-from ddplaunch.features.programs.node import SidecarExited
+from ddplaunch.features.programs.sidecars import SidecarExited
 from tests.features.runs.recorded_events import plan
 from tests.scaled_timeouts import scaled_timeout
 

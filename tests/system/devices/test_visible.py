@@ -143,6 +143,10 @@ def test_gpus_without_uuids_are_named_by_index() -> None:
     assert tokens(cuda("1,0", of("nvidia", 2))) == ["1", "0"]
 
 
+def test_a_range_of_gpus() -> None:
+    assert indices(visible_gpus(machine(of("nvidia", 4)), "3,0-2", {})) == [3, 0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("mask", "order", "noted"),
     [
@@ -307,7 +311,7 @@ def test_gpus_flag_with_mig() -> None:
         ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
         ("GPU-8932", "--gpus GPU-8932: GPU-8932 matches 2 UUIDs", "give more of the UUID"),
         ("GPU-ffff", f"--gpus GPU-ffff: {NO_SUCH_GPU} GPU-ffff", "give indices, "),
-        ("0-3", f"--gpus 0-3: {NO_SUCH_GPU} 0-3", "give indices, "),
+        ("3-0", "--gpus 3-0: 3 is more than 0", "--gpus 0-3"),
         ("-1", f"--gpus -1: {NO_SUCH_GPU} -1", "give indices, "),
         ("MIG-1", f"--gpus MIG-1: {NO_SUCH_GPU} MIG-1", "give indices, "),
         ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),

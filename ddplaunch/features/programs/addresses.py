@@ -1,0 +1,174 @@
+"""Ports of programs, and the placeholders for their addresses: ``{port}``, ``{vllm}``, ``{vllm.host}``, ….
+
+``{port}``, ``{host}`` and ``{address}`` are a program's own; ``{port.NAME}`` is another port of it. After the name of a
+program these are ``{vllm.port}``, ``{vllm.host}``, ``{vllm.port.NAME}``; ``{vllm}`` alone is host and port. All other
+braces stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import closest_match
+from ddplaunch.features.programs.messages import HeldAddress
+from ddplaunch.features.programs.spec import OWN_FIELDS, Programs, ProgramSpec
+from ddplaunch.system.plan.rendezvous import LOOPBACK
+
+_FIELD = re.compile(r"\{([A-Za-z][\w-]*)((?:\.[A-Za-z][\w-]*){0,2})\}")
+
+
+ADDRESS_VARIABLE = "DDPLAUNCH_NAME_ADDRESS"
+
+
+class Placeholder(NamedTuple):
+    """A placeholder in a text."""
+
+    text: str
+    program: str
+    what: str  # "port", "host" or "address"
+    port: str  # the name of the port; "" for the one without a name
+
+
+def find_placeholder(found: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
+    """Return what a field in braces stands for; None if it is the user's.
+
+    ``own``: the program in whose words it is; "" for the ranks' program.
+    """
+    first, rest = str(found[1]), str(found[2]).split(".")[1:]
+    if first in names:
+        what, *more = rest or ["address"]
+        if what not in OWN_FIELDS or (more and what == "host"):
+            hint = f"{{{first}}} is its address; {{{first}.host}} and {{{first}.port}} are parts of it"
+            raise UsageError(f"{found[0]}: a program has an address, host and port, not {'.'.join(rest)}", hint)
+        return Placeholder(found[0], first, what, more[0] if more else "")
+    if own and first in OWN_FIELDS and len(rest) < 2 and not (rest and first == "host"):
+        return Placeholder(found[0], own, first, rest[0] if rest else "")
+    return None
+
+
+def list_placeholders(programs: Programs) -> Iterator[tuple[ProgramSpec, Placeholder]]:
+    """Yield all placeholders of programs beside the ranks. Raises UsageError for one that seems to be misspelt."""
+    names = [each.name for each in (*programs.beside, programs.target)]
+    for spec in programs.beside:
+        for text in spec.texts:
+            for found in _FIELD.finditer(text):
+                if placeholder := find_placeholder(found, spec.name, names):
+                    yield spec, placeholder
+                elif near := closest_match(found[1], [*names, *OWN_FIELDS]):
+                    raise UsageError(f"{found[0]}: no program is called {found[1]}", f"did you mean {{{near}}}?")
+
+
+def fill_placeholders(text: str, own: str, names: Iterable[str], address: Callable[[str, str], tuple[str, int]]) -> str:
+    """Replace the placeholders in a text; ``address`` returns host and port by the names of program and port."""
+
+    def filled(found: re.Match[str]) -> str:
+        if (placeholder := find_placeholder(found, own, names)) is None:
+            return found[0]
+        host, number = address(placeholder.program, placeholder.port)
+        bracketed = f"[{host}]" if ":" in host else host
+        return {"port": str(number), "host": host, "address": f"{bracketed}:{number}"}[placeholder.what]
+
+    return _FIELD.sub(filled, text)
+
+
+def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[str, str], int | None]:
+    """Return all ports of programs beside the ranks: by program and name, with the number if it is fixed.
+
+    Raises UsageError if a placeholder names a port that its program cannot know.
+    """
+    names = [each.name for each in (*programs.beside, programs.target)]
+    used = [(spec.name, each) for spec, each in list_placeholders(programs)]
+    for text in (*target_words, *programs.target.env.values()):
+        used += [("", each) for found in _FIELD.finditer(text) if (each := find_placeholder(found, "", names))]
+    known = {(each.program, each.port) for own, each in used if own == each.program and each.what != "host"}
+    ports: dict[tuple[str, str], int | None] = dict.fromkeys(sorted(known))
+    for spec in programs.beside:
+        condition = spec.condition
+        if condition.port is not None:
+            ports[spec.name, ""] = condition.port
+        elif condition.kind in ("tcp", "http") and (spec.name, "") not in ports:
+            hint = f"write {{port}} where it takes its port, or name a fixed one: ready {condition.kind}:8000"
+            raise UsageError(f"{spec.name}: ready {spec.ready} needs its port, and its command has no {{port}}", hint)
+    for _, each in used:
+        if each.what != "host" and (each.program, each.port) not in ports:
+            field = f"{{port.{each.port}}}" if each.port else "{port}"
+            what = f"{each.text}: {each.program} has no such port"
+            raise UsageError(what, f"write {field} in the command of {each.program}, where it takes its port")
+    return ports
+
+
+def variable_name(program: str, port: str) -> str:
+    """The variable with an address, in all processes of the job."""
+    name = "_".join(filter(None, (program, port)))
+    return ADDRESS_VARIABLE.replace("NAME", name.upper().replace("-", "_"))
+
+
+class HeldPort:
+    """A port that is a program's for the whole job, without listening on it.
+
+    Its socket keeps the kernel from choosing the port for other programs, and allows another socket with SO_REUSEADDR
+    to listen (Linux, tcp(7)): servers set that, or a restart would have to wait for a minute.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ProgramAddresses:
+    """The addresses of all programs as one node knows them, and the ports that it holds for its own."""
+
+    def __init__(self, programs: Programs, target_words: Iterable[str]) -> None:
+        self._programs, self._target_words = programs, target_words
+        self._names = [each.name for each in (*programs.beside, programs.target)]
+        self._held: dict[tuple[str, str], HeldPort] = {}
+        self._known: dict[tuple[str, str], tuple[str, int]] = {}  # by the names of program and port
+
+    def hold_ports(self, address: str) -> tuple[HeldAddress, ...]:
+        """Hold the ports of all programs, which they keep through all attempts.
+
+        ``address``: of this node, as others reach it; "" in a job of one.
+        """
+        host = address or LOOPBACK
+        for key, number in list_ports(self._programs, self._target_words).items():
+            if number is None and key not in self._held:
+                self._held[key] = HeldPort("" if address else LOOPBACK)
+            self._known[key] = host, number or self._held[key].number
+        for name in self._names:  # for {vllm.host} of a program without a port
+            self._known.setdefault((name, ""), (host, 0))
+        return tuple(HeldAddress(*key, *where) for key, where in self._known.items())
+
+    def learn(self, addresses: Iterable[HeldAddress]) -> None:
+        self._known = {(each.program, each.port): (each.host, each.number) for each in addresses}
+
+    def release_ports(self, name: str | None = None) -> None:
+        """Stop holding the ports of this program, or of all."""
+        for (program, _), held in self._held.items():
+            if name in (None, program):
+                held.close()
+
+    def of(self, program: str, port: str = "") -> tuple[str, int]:
+        """Return host and port; the port is 0 if the program has none."""
+        return self._known.get((program, port), (LOOPBACK, 0))
+
+    def text_of(self, program: str) -> str:
+        """Return "host:port"; "" if the program has none."""
+        host, port = self.of(program)
+        return f"{host}:{port}" if port else ""
+
+    def fill(self, text: str, own: str) -> str:
+        """Replace the placeholders in a text of this program; ``own``: "" for the ranks' program."""
+        return fill_placeholders(text, own, self._names, self.of)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables with all addresses."""
+        return {variable_name(*key): f"{host}:{port}" for key, (host, port) in self._known.items() if port}

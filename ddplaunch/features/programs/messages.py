@@ -1,0 +1,60 @@
+"""What nodes and node 0 send each other about the programs of a job."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ddplaunch.base.types import Count, ExitCode, Name, TailLines, TextLine
+from ddplaunch.core.messages import AttemptMessage, CheckRequest, FeatureMessage, FromNode, FromNodeZero
+
+
+class HoldPorts(CheckRequest, FromNodeZero, frozen=True):
+    """Hold the ports of your programs: the reply is ``PortsHeld``, and ``CheckPassed`` once the ranks may start."""
+
+
+class HeldAddress(Struct, frozen=True):
+    """The address of a port of a program."""
+
+    program: Name
+    port: Name  # its name; "" is the one without a name
+    host: Name
+    number: Count
+
+
+class PortsHeld(FeatureMessage, FromNode, frozen=True):
+    """This node holds these ports for its programs."""
+
+    attempt: Count
+    addresses: tuple[HeldAddress, ...]
+
+
+class StartPrograms(AttemptMessage, FromNodeZero, frozen=True):
+    """Start your programs; these are the addresses of all."""
+
+    addresses: tuple[HeldAddress, ...]
+
+
+class ProgramIsReady(FeatureMessage, FromNode, frozen=True):
+    attempt: Count
+    name: Name
+
+
+class ReadyPrograms(AttemptMessage, FromNodeZero, frozen=True):
+    """Programs that are ready, of all nodes."""
+
+    names: tuple[Name, ...]
+
+
+class ProgramFailed(FeatureMessage, FromNode, frozen=True):
+    """A program of this node has failed: the exit code of the job, why, and the last lines of the program."""
+
+    attempt: Count
+    code: ExitCode
+    reason: TextLine
+    tail: TailLines = ()
+
+
+class MainsDone(FeatureMessage, FromNode, frozen=True):
+    """All mains of this node have ended with 0."""
+
+    attempt: Count
