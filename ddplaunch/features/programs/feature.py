@@ -1,4 +1,4 @@
-"""Programs beside the ranks: ``--command … : train.py``, ``--sidecar`` and ``--tensorboard``."""
+"""Programs beside the ranks: ``--command … : train.py``, job files, ``--sidecar`` and ``--tensorboard``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OtherPrograms(Feature):
     messages = ("messages",)
 
     def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
-        is_used = ":" in words or "--command" in words
+        is_used = ":" in words or "--command" in words or any(word.endswith(".toml") for word in words)
         return _wiring().rewrite_words(words, known) if is_used else words
 
     def adjust_spec(self, options: Options, spec: PlanSpec, target: Target) -> PlanSpec:

@@ -39,7 +39,7 @@ class Condition(NamedTuple):
     port: int | None
 
 
-class ProgramSpec(Struct, frozen=True):
+class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One program beside the ranks; or, as the ``is_target``, what else is known of the ranks' program."""
 
     name: str  # unique in the job; the prefix of its lines
@@ -55,7 +55,6 @@ class ProgramSpec(Struct, frozen=True):
     cwd: str = ""
     hold: bool = True  # whether its ports are held until it listens
     is_target: bool = False
-    inherits_gpus: bool = False  # it sees the GPUs that the launcher sees, as sidecars of --sidecar do
 
     @property
     def outlives_attempts(self) -> bool:

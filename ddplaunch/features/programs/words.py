@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import closest_match
 from ddplaunch.cli.argv_splitter import end_of_options, is_option, option_name
+from ddplaunch.features.programs import job_file
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.spec import (
     Programs,
@@ -58,7 +59,7 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     """
     parts = split_parts(words, known)
     if parts is None:
-        return [*words]
+        return job_file.rewrite_words(words, known)
     for part in parts:
         if not part:
             raise UsageError(f"a program is missing beside {SEPARATOR!r}".replace("'", '"'), _EXAMPLE)

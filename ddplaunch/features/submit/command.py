@@ -80,6 +80,8 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     if job.array and ctx.params["follow"]:
         what = f"--follow does not work with --array {job.array}: each job has its own log"
         raise UsageError(what, "leave one of them out")
+    if job.array and ctx.params.get("program"):
+        raise UsageError(f"--array {job.array} does not work with several programs", "submit each job by itself")
     if job.container_image is None:  # with an image, the target may exist only there
         _check_target(ctx)
     check_token(None)

@@ -1,0 +1,149 @@
+"""Tests of job files: what they say is the same as on a command line, and what is wrong in them has its line."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.conftest import PROGRAMS, write_program
+from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.start_modes import EXEC
+
+CLIENT = PROGRAMS / "client.py"
+SERVER = f"{sys.executable} {PROGRAMS / 'server.py'} {{port}}"
+
+JOB = f"""
+[programs.vllm]
+command = '''{SERVER}
+             late=0.2'''
+ready = "http:/health"
+env = {{ LEVEL = 3 }}
+
+[programs.env]
+command = ["sh", "-c", "echo after {{vllm}} $LEVEL.; exec sleep 1000"]
+after = ["vllm"]
+
+[programs.trainer]
+target = "{CLIENT} http://{{vllm}} once"
+after = ["vllm", "env"]
+"""
+
+
+@pytest.mark.slow
+def test_a_job_from_a_file(start_ddplaunch, tmp_path):
+    (tmp_path / "rl.toml").write_text(JOB)
+    job = start_ddplaunch("run", "--nproc", "2", *EXEC, "rl.toml", "--log-dir", "logs")
+    assert job.wait() == 2
+    assert "rl.toml takes no arguments: --log-dir" in job.stderr()
+    job = start_ddplaunch("run", *EXEC, "rl.toml", "--nproc", "2")
+    assert job.wait() == 0, job.stderr()
+    port = re.search(r"vllm: port (\d+)", job.stderr())[1]
+    assert job.stdout().count(f"got ok from http://127.0.0.1:{port}") == 2
+    assert f"[env] after 127.0.0.1:{port} .\n" in job.stderr()
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_service_that_fails_is_named_before_its_target(start_ddplaunch, tmp_path):
+    file = (
+        '[programs.web]\ncommand = "sh -c \'sleep 0.3; exit 4\'"\n[programs.trainer]\ntarget = "--no-python sleep 60"\n'
+    )
+    (tmp_path / "rl.toml").write_text(file)
+    job = start_ddplaunch("run", "rl.toml")
+    assert job.wait() == 4
+    assert "web exited with code 4 before trainer was done (exit code 4)" in job.stderr()
+
+
+def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
+    file = JOB.replace("[programs.trainer]", "[programs.trainer]\ngpus = 2").replace("late=0.2", "") + "\n"
+    (tmp_path / "rl.toml").write_text(file.replace("ready =", "gpus = 4\nready ="))
+    done = run_in_fork("run", "--dry-run", "rl.toml", env=fake_nvml.environ(8))
+    assert done.returncode == 0, done.stderr
+    assert "service vllm, GPUs 4, ready by http:/health:" in done.stdout
+    assert "service env, after vllm: sh -c" in done.stdout
+    plan = json.loads(run_in_fork("run", "rl.toml", "--dry-run", "--json", env=fake_nvml.environ(8)).stdout)
+    assert plan["world_size"] == 2
+    assert any(note.startswith("service vllm") for note in plan["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[programs.vllm]\ncommand = 'sleep 9'\nredy = 'tcp'",
+            (":3: programs.vllm.redy: no such key", "mean ready?"),
+        ),
+        (
+            "[programs.vllm]\nkind = 'servce'\ncommand = 'x'",
+            (":2: programs.vllm.kind servce: expected", "service?"),
+        ),
+        ("[programs.vllm]\nkind = 'service'", ("rl.toml:1: programs.vllm: it has no command and no target", "")),
+        ("[programs.t]\ncommand = 'x'\ntarget = 't.py'", ("rl.toml:1: programs.t: it has a command and a target", "")),
+        ("[programs.t]\ntarget = 't.py'\nready = 'tcp'", ("rl.toml:3: programs.t.ready: only a command has that", "")),
+        ("[programs.a]\ncommand = 'sleep 9'\n", ("rl.toml: no program has a target", "")),
+        (
+            "[programs.a]\ntarget = 'a.py'\n[programs.b]\ntarget = 'b.py'",
+            ("2 programs have a target: a, b", ""),
+        ),
+        (
+            "[programs.t]\ntarget = 't.py'\n[programs.envs]\ncommand = 'x'\nafter = ['infer']\n"
+            "[programs.infer]\nafter = ['envs']\ncommand = 'x'",
+            ("envs, infer come after each other", ""),
+        ),
+        (
+            "[programs.t]\ntarget = 't.py'\n[programs.envs]\ncommand = 'x'\nafter = ['infr']\n"
+            "[programs.infer]\ncommand = 'x'",
+            ("rl.toml:5: programs.envs.after: no program is called infr", "did you mean infer?"),
+        ),
+        ("[programs.t]\ntarget = 't.py'\ngpus = 1.5", ("rl.toml:3: programs.t.gpus 1.5: expected a number", "")),
+        ("[programs.t]\ntarget = 't.py'\nkind = 'service'", ("rl.toml:3: programs.t.kind service: a target is", "")),
+        ("[program.t]\ntarget = 't.py'", ("rl.toml:1: no such table: program", "[programs.NAME]")),
+        ("[programs.t]\ncommand = 'a \"b'", ("rl.toml:2: programs.t.command: no closing quotation", "in pairs")),
+        ("[programs.t]\ncommand = 3", ("rl.toml:2: programs.t.command: expected a text", "")),
+        ("[programs.1t]\ncommand = 'x'", ("rl.toml:1: programs.1t 1t: expected a letter", "")),
+        ("programs = 3", ("rl.toml has no programs", "")),
+        ("[programs.t\n", ("rl.toml: TOML syntax error", "")),
+        ("", ("rl.toml has no programs", "")),
+    ],
+)
+def test_what_is_wrong_in_a_file_has_its_line(run_in_fork, tmp_path, text, expected):
+    write_program(tmp_path, "t.py", "open('started', 'w').close()")
+    (tmp_path / "rl.toml").write_text(text)
+    done = run_in_fork("run", "rl.toml")
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert len(done.stderr.splitlines()) <= 3
+    for part in expected:
+        assert part in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_files_that_cannot_be_read(run_in_fork, tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b"[programs.\xe4]")
+    (tmp_path / "large.toml").write_text("#" * (1 << 20) + "\n#")
+    (tmp_path / "folder.toml").mkdir()
+    expected = {
+        "latin.toml": "latin.toml is not UTF-8",
+        "large.toml": "large.toml: is too large for a job file",
+        "folder.toml": "folder.toml: Is a directory",
+        "missing.toml": "missing.toml: No such file or directory",
+    }
+    for name, text in expected.items():
+        done = run_in_fork("run", name)
+        assert done.returncode == 2
+        assert text in done.stderr
+
+
+def test_submit_passes_all_programs_on_and_refuses_an_array(run_in_fork, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    (tmp_path / "rl.toml").write_text(JOB.replace(str(CLIENT), "t.py"))
+    line = ("submit", "--scheduler", "slurm", "--dry-run")
+    done = run_in_fork(*line, "rl.toml")
+    script = done.stdout
+    assert script.count("--program=") == 3, done.stderr
+    assert "t.py -- 'http://{vllm}' once" in script
+    again = run_in_fork("submit", "--command", "sleep", "9", ":", *line[1:], "t.py").stdout
+    assert again.count("--program=") == 2
+    done = run_in_fork(*line, "--array", "0-3", "rl.toml")
+    assert done.returncode == 2
+    assert "--array 0-3 does not work with several programs" in done.stderr
