@@ -120,6 +120,15 @@ class RankExited(StoredEvent, frozen=True, tag="exited"):
     system_cpu: NonNegativeFloat = 0.0
 
 
+class ProgramPlanned(StoredEvent, frozen=True, tag="program_planned"):
+    """Another program of the job is known, before it starts."""
+
+    program: TextLine
+    kind: TextLine  # "main", "service" or "sidecar"
+    gpus: TextLine  # "0-3"; "" for none
+    address: TextLine  # "" without a port
+
+
 class ProgramStarted(StoredEvent, frozen=True, tag="program_started"):
     """Another program of the job has its process."""
 
@@ -131,7 +140,6 @@ class ProgramStarted(StoredEvent, frozen=True, tag="program_started"):
 class ProgramReady(StoredEvent, frozen=True, tag="program_ready"):
     program: TextLine
     seconds: NonNegativeFloat  # since it has its process
-    address: TextLine  # "" without a port
     attempt: Count
 
 

@@ -16,6 +16,7 @@ from ddplaunch.base.types import (
     Count,
     ExitCode,
     ExitStatus,
+    NonNegativeFloat,
     Pid,
     RunId,
     TaggedMessage,
@@ -87,6 +88,45 @@ class RankStatus(Struct, frozen=True):
         return replace(self, state=state, pid=pid or self.pid, code=code)
 
 
+class ProgramStatus(Struct, frozen=True):
+    """One program beside the ranks of this node; times in seconds since the epoch."""
+
+    program: TextLine  # its name
+    kind: TextLine
+    gpus: TextLine  # "0-3"; "" for none
+    address: TextLine  # "" without a port
+    since: Timestamp  # when ``state`` began
+    state: TextLine = "waiting"  # "starting", "ready", "ended"
+    pid: Pid = 0  # before it has a process
+    code: ExitStatus | None = None  # -N for signal N
+    ready_after_s: NonNegativeFloat | None = None  # since it has its process
+    starts: Count = 0
+
+    @property
+    def place(self) -> str:
+        """Where it is: "GPUs 0-3, 127.0.0.1:8000"."""
+        return ", ".join(filter(None, (f"GPUs {self.gpus}" if self.gpus else "", self.address)))
+
+
+def apply_to_programs(programs: tuple[ProgramStatus, ...], event: Event, now: float) -> tuple[ProgramStatus, ...]:
+    """Return the programs after an event, which happened at ``now``."""
+    changes: dict[str, object]
+    match event:
+        case events.ProgramPlanned():
+            planned = ProgramStatus(event.program, event.kind, event.gpus, event.address, now)
+            return (*(each for each in programs if each.program != event.program), planned)
+        case events.ProgramStarted():
+            starts = next((each.starts for each in programs if each.program == event.program), 0) + 1
+            changes = {"state": "starting", "pid": event.pid, "code": None, "ready_after_s": None, "starts": starts}
+        case events.ProgramReady():
+            changes = {"state": "ready", "ready_after_s": event.seconds}
+        case events.ProgramExited():
+            changes = {"state": "ended", "code": event.code}
+        case _:
+            return programs
+    return tuple(replace(each, since=now, **changes) if each.program == event.program else each for each in programs)
+
+
 class Status(TaggedMessage, frozen=True):
     """The status of this node's part of a job; times in seconds since the epoch."""
 
@@ -102,6 +142,7 @@ class Status(TaggedMessage, frozen=True):
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
     restarts: Count = 0  # announced so far
     code: ExitCode | None = None  # the exit code, once it is known
+    programs: tuple[ProgramStatus, ...] = ()  # beside the ranks, of this node
 
     @classmethod
     def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -150,7 +191,8 @@ class Status(TaggedMessage, frozen=True):
                 return replace(self._with_state(JobState.RESTARTING, now), restarts=self.restarts + 1)
             case events.JobEnded(code=code):
                 return replace(self._with_state(JobState.ENDED, now), code=code)
-        return self
+        programs = apply_to_programs(self.programs, event, now)
+        return self if programs is self.programs else replace(self, programs=programs)
 
     def _to_stopping(self, now: float) -> Status:
         """A rank has failed, so the others are being stopped; a preempted job stays PREEMPTED."""

@@ -158,6 +158,10 @@ def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figure
         parts.append((StyledText(format_size(sum(used.memory for used in view.current.usage.values())) + here),))
     if gpu := _gpu(view.gpus):
         parts.append((StyledText(gpu),))
+    for each in status.programs:
+        ended = f" ({each.code})" if each.code is not None else ""
+        style = "" if each.state == "ready" else "1;31" if each.code else "33"
+        parts.append((StyledText(f"{sanitize_line(each.program, 30)} {each.state}{ended}", style),))
     if view.filter_text:
         parts.append((StyledText(f"filter: {sanitize_line(view.filter_text, 30)}", "1;36"),))
     return parts

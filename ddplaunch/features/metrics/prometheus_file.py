@@ -97,7 +97,11 @@ class PrometheusFile(NodeSide):
         yield from metric("ranks_running", "gauge", "Running ranks of this node.", running)
         yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
         yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
-        if over or self._snapshot is None:
+        if over:
+            return
+        ready = {f',program="{_escaped(each.program)}"': each.state == "ready" for each in status.programs}
+        yield from metric("program_ready", "gauge", "1 while a program beside the ranks is ready.", ready)
+        if self._snapshot is None:
             return
 
         ranks = {f',rank="{rank}"': used for rank, used in self._snapshot.usage.items()}

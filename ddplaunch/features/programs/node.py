@@ -22,6 +22,7 @@ from ddplaunch.core.events import (
     Event,
     JobPreempted,
     ProgramExited,
+    ProgramPlanned,
     ProgramReady,
     ProgramStarted,
     SignalReceived,
@@ -107,7 +108,7 @@ class ProgramRunner(NodeSide):
         self._loop.on_error = self._on_bug
         self._programs, self._url_patterns = programs, url_patterns
         here = programs.beside if programs and context.plan.node_rank == 0 else ()
-        self._specs = (*here, *sidecars)
+        self._specs, self._sidecar_count = (*here, *sidecars), len(sidecars)
         target = programs.target.name if programs else os.path.basename(context.plan.target.text)
         self._machine = ProgramsMachine(self._specs, Gate(programs.gate if programs else (), target))
         self._guards: dict[Life, Guard] = {}
@@ -140,7 +141,7 @@ class ProgramRunner(NodeSide):
                 assert self._addresses
                 self._attempt = attempt
                 self._addresses.learn(addresses)
-                self._divide_gpus()
+                self._plan_programs()
                 self._begin(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
                 self._post(ev.ReadyElsewhere(names))
@@ -199,8 +200,8 @@ class ProgramRunner(NodeSide):
 
     # ------------------------------------------------------------------------------------------------ ports and GPUs
 
-    def _divide_gpus(self) -> None:
-        """Find the GPUs of each program, which are left out where the ranks start (``Feature.adjust_spec``)."""
+    def _plan_programs(self) -> None:
+        """Find the GPUs of each program, without which the ranks were planned (``Feature.adjust_spec``)."""
         programs, environ = self._programs, self._tree.environ
         if not (programs and self._addresses) or self._context.plan.node_rank or self._gpu_variables:
             return
@@ -211,6 +212,8 @@ class ProgramRunner(NodeSide):
             indices = division.by_program.get(spec.name, ())
             self._gpu_variables[spec.name] = gpu_variables(hardware, indices, environ)
             _, port = self._addresses.of(spec.name)
+            address = self._addresses.text_of(spec.name)
+            self._emit(ProgramPlanned(spec.name, spec.kind, format_gpus(indices), address))
             facts = [f"GPUs {format_gpus(indices)}"] * bool(indices) + [f"port {port}"] * bool(port)
             if facts:
                 self._show_note(f"{spec.name}: {', '.join(facts)}")
@@ -231,8 +234,8 @@ class ProgramRunner(NodeSide):
                 self._pids[number] = pid, pidfd
                 self._started_at[number] = time.monotonic()
                 self._tree.add_session(pid)
-                name, is_sidecar = self._specs[number].name, self._specs[number].kind == "sidecar"
-                self._emit(SidecarStarted(name, pid) if is_sidecar else ProgramStarted(name, pid, self._attempt))
+                name, of_option = self._specs[number].name, self._is_of_option(number)
+                self._emit(SidecarStarted(name, pid) if of_option else ProgramStarted(name, pid, self._attempt))
                 self._post(ev.ProgramSpawned(number))
             case node_events.SpawnFailed(rank=number, reason=reason):
                 self._post(ev.ProgramStartFailed(number, reason))
@@ -246,10 +249,14 @@ class ProgramRunner(NodeSide):
     def _on_exited(self, number: int, code: int) -> None:
         spec = self._specs[number]
         self._forget_process(number)
-        is_sidecar = spec.kind == "sidecar"
-        self._emit(SidecarExited(spec.name, code) if is_sidecar else ProgramExited(spec.name, code, self._attempt))
+        of_option = self._is_of_option(number)
+        self._emit(SidecarExited(spec.name, code) if of_option else ProgramExited(spec.name, code, self._attempt))
         self._streams.read_pending(spec.name)
         self._post(ev.ProgramExited(number, code, "".join(self._last_lines(number, 1)).strip()))
+
+    def _is_of_option(self, number: int) -> bool:
+        """Whether it is a sidecar of ``--sidecar`` or ``--tensorboard``."""
+        return number >= len(self._specs) - self._sidecar_count
 
     def _last_lines(self, number: int, count: int) -> tuple[str, ...]:
         return rank_files.last_lines(self._streams.tail(self._specs[number].name, TAIL_BYTES), count)
@@ -332,9 +339,8 @@ class ProgramRunner(NodeSide):
 
     def _build_job(self, number: int, fds: dict[str, int]) -> ProgramJob:
         spec = self._specs[number]
-        is_sidecar, suffix = spec.kind == "sidecar", attempt_suffix(self._attempt)
-        show, log = spec.name not in self._url_patterns, f"{spec.name}{suffix}.log"
-        log_path = self._context.log.file(f"sidecar-{spec.name}.log" if is_sidecar else log)
+        show, log = spec.name not in self._url_patterns, f"{spec.name}{attempt_suffix(self._attempt)}.log"
+        log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_of_option(number) else log)
         on_output = self._loop.guard(partial(self._on_output, number))
         self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
         variables = {"PYTHONUNBUFFERED": "1"}  # what it prints goes to a pipe, and is to come now
@@ -378,11 +384,11 @@ class ProgramRunner(NodeSide):
     def _report_ready(self, number: int) -> None:
         spec = self._specs[number]
         self._send(ProgramIsReady(self._attempt, spec.name))
-        if spec.kind == "sidecar" and not spec.ready:
+        if self._is_of_option(number):
             return
         seconds = time.monotonic() - self._started_at.get(number, time.monotonic())
         address = self._addresses.text_of(spec.name) if self._addresses else ""
-        self._emit(ProgramReady(spec.name, seconds, address, self._attempt))
+        self._emit(ProgramReady(spec.name, seconds, self._attempt))
         if spec.ready:
             self._show_note(f"{spec.name} is ready{address and f' at {address}'} after {seconds:.1f} s")
 

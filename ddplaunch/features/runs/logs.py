@@ -18,14 +18,16 @@ from threading import Thread
 import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.base.text import format_rank_range
+from ddplaunch.base.text import closest_match, format_rank_range, join_names
 from ddplaunch.base.tty import is_interactive
+from ddplaunch.cli import client
 from ddplaunch.cli.client import JobEnded
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import describe_elsewhere
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
+from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs import rank_logs as kept
 from ddplaunch.features.runs.default_run import default_run
@@ -37,6 +39,7 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job_id,
     run_name,
 )
+from ddplaunch.features.runs.output_request import ProgramOutputRequest
 from ddplaunch.features.runs.rank_logs import Part
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RunState
@@ -54,6 +57,7 @@ LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to ano
 @click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--rank", "typed", metavar="LIST", help="Show only these ranks: 3, or 0,3.")
+@click.option("--program", metavar="NAME", help="Show the output of this program beside the ranks.")
 @click.option("--tail", metavar="N", type=click.IntRange(1), help="Show only the last N lines of each rank.")
 @click.option("--since", metavar="TIME", help="Show only output since 10m (ago), 14:30, or 2026-11-26 14:30.")
 @click.option("--failed", is_flag=True, help="Show only ranks that failed.")
@@ -67,6 +71,7 @@ LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to ano
 def logs(
     run: str | None,
     typed: str | None,
+    program: str | None,
     tail: int | None,
     since: str | None,
     failed: bool,
@@ -88,6 +93,14 @@ def logs(
     part = Part(tail or 0, None if since is None else parse_moment(since, time.time()))
     if tail and since is not None:
         raise UsageError("--tail and --since contradict each other", "leave one of them out")
+    if program is not None:
+        given = {"--rank": typed, "--since": since, "--failed": failed, "--follow": follow, "--json": as_json}
+        if other := next((name for name, value in given.items() if value), None):
+            raise UsageError(f"{other} does not work with --program", "leave one of them out")
+        sys.stdout.buffer.write(
+            _program_output(run_lookup.find_run(default_run() if run is None else run), program, tail)
+        )
+        return 0
     if (queued := resolve_job(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += [*(["--since", since] if since is not None else []), *(["--json"] if as_json else [])]
@@ -111,6 +124,28 @@ def logs(
     if since is not None and is_empty:
         click.echo(f"the ranks of {found.run} on this machine have printed nothing since then", err=True)
     return 0
+
+
+def _program_output(found: FoundRun, program: str, tail: int | None) -> bytes:
+    """Return the output of a program beside the ranks: of its last start the whole, or what is in memory."""
+    record, log_dir = found.record, found.record.log_dir if found.record else None
+    known = [each.program for each in record.programs] if record else []
+    if log_dir and program in known:
+        names = [f"{program}{attempt_suffix(each.number)}.log" for each in record.attempts] if record else []
+        paths = [os.path.join(log_dir, name) for name in [f"{program}.log", *names]]
+        if path := next((path for path in reversed(paths) if os.path.exists(path)), None):
+            with open(path, "rb") as file:
+                return kept.read_last_lines(file, tail) if tail else file.read()
+    if found.running:
+        reply = client.send_request(found.running.path, ProgramOutputRequest(program, tail or 0))
+        if reply.data or program in reply.known:
+            return reply.data
+        known = [*reply.known]
+    if program in known:
+        raise LaunchError(f"no output of {program} is kept", "ddplaunch run --log-dir DIR keeps all that it prints")
+    near = closest_match(program, known)
+    hint = f"did you mean {near}?" if near else f"its programs: {join_names(known) or 'none'}"
+    raise UsageError(f"{found.run} has no program {sanitize_line(program, 60)}", hint)
 
 
 def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:

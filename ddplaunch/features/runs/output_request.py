@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.types import Count, Size, TaggedMessage, Timestamp
+from ddplaunch.base.types import Count, Size, TaggedMessage, TextLine, Timestamp
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 
@@ -49,6 +49,28 @@ class TailOutputRequest(Request[OutputChunk], frozen=True):
         subscriber = OutputSubscriber(context, self.ranks)
         streams.subscribe(subscriber.listener)
         context.on_job_end(subscriber.stop)
+
+
+class ProgramOutput(TaggedMessage, frozen=True):
+    """The last output of a program beside the ranks, and the names of all programs."""
+
+    data: bytes
+    known: tuple[TextLine, ...]
+
+
+class ProgramOutputRequest(Request[ProgramOutput], frozen=True):
+    """Send the last output of a program, also of one that has ended; ``lines``: its last lines alone (0: all)."""
+
+    program: TextLine
+    lines: Count = 0
+
+    answers = (ProgramOutput,)
+
+    def handle(self, context: RequestContext) -> None:
+        data = context.job.streams.tail(self.program)
+        known = tuple(each.program for each in context.job.status().programs)
+        context.send(ProgramOutput(last_lines(data, self.lines) if self.lines else data, known))
+        context.finish()
 
 
 def last_lines(data: bytes, count: int) -> bytes:

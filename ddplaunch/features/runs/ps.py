@@ -16,12 +16,14 @@ import click
 from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
+from ddplaunch.base.types import as_dict
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.locate import RemoteJob, RunningJob, describe_unreachable
 from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
 from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.features.inspect.diagnosis.rank_position import format_exit
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
@@ -172,7 +174,7 @@ def render_table(
     across: int | None,
 ) -> Iterator[str]:
     """Yield the lines of ``ddplaunch ps``, with ANSI styles; ``across``: columns of the terminal."""
-    rows = [_running_row(each, now) for each in running]
+    rows = [row for each in running for row in (_running_row(each, now), *_program_rows(each, now))]
     heads = ["RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET"]
     tables = [(rows, format_table(heads, rows, (), across, ("PID", "COLLECTIVES/S")))]
     rows = [_ssh_row(each, now) for each in remote]
@@ -193,6 +195,14 @@ def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
         return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
     age, ranks = format_elapsed(now - known.began), str(known.world_size)
     return seen.run, seen.state, age, ranks, _format_rate(seen.rate), str(seen.job.pid), _format_target(known.target)
+
+
+def _program_rows(seen: ObservedJob, now: float) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each program beside the ranks, with its place instead of a target."""
+    for each in seen.status.programs if seen.status else ():
+        state = f"{each.state} ({format_exit(each.code)})" if each.code is not None else each.state
+        age, pid = format_elapsed(now - each.since), str(each.pid) if each.pid and each.code is None else "-"
+        yield f"  {each.program}", state, age, "-", "-", pid, each.place or each.kind
 
 
 def _format_target(text: str) -> str:
@@ -230,7 +240,7 @@ def format_state(record: RunRecord) -> str:
 
 _FIELDS: dict[str, object] = dict.fromkeys([
     *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
-    *("began", "ended", "code", "collectives_per_second", "effective", "target", "hosts"),
+    *("began", "ended", "code", "collectives_per_second", "effective", "target", "hosts", "programs"),
 ])  # fmt: skip
 """The fields of each entry of ``ps --json``, null where unknown."""
 
@@ -246,6 +256,7 @@ def running_to_json(seen: ObservedJob) -> dict[str, object]:
         entry |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
         entry |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
         entry |= {"restarts": status.restarts, "began": status.began, "target": status.target}
+        entry |= {"programs": [as_dict(each) for each in status.programs]}
     return entry
 
 

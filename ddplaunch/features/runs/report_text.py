@@ -13,6 +13,7 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, format_size, signal_name
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.text_table import format_table
+from ddplaunch.core.control_socket.job_status import ProgramStatus
 from ddplaunch.features.inspect.diagnosis.rank_position import format_exit
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
@@ -69,6 +70,7 @@ def render_report(
     last = [share.attempts[-1] for share in shares if share.attempts]
     latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
     yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks], across)
+    yield from _format_programs(record, across)
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -138,6 +140,21 @@ def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
     cpu = format_elapsed(rank.cpu) if rank.peak_memory else "-"
     ended = "-" if rank.code is None else format_exit(rank.code)
     return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, ended
+
+
+def _format_programs(record: RunRecord, across: int | None) -> Iterator[str]:
+    """Yield the programs beside the ranks."""
+    if not record.programs:
+        return
+    yield ""
+    rows = [_program_row(each, record.fate) for each in record.programs]
+    yield from format_table(("PROGRAM", "KIND", "READY AFTER", "STARTS", "ENDED WITH", "AT"), rows, (), across, ("AT",))
+
+
+def _program_row(each: ProgramStatus, fate: RunState) -> tuple[str, ...]:
+    ready = "-" if each.ready_after_s is None else format_elapsed(each.ready_after_s)
+    ended = format_exit(each.code) if each.code is not None else "-" if fate is RunState.RUNNING else "the job"
+    return each.program, each.kind, ready, str(each.starts), ended, each.place or "-"
 
 
 def _format_time(moment: float) -> str:

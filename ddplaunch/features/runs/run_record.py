@@ -39,6 +39,7 @@ from ddplaunch.base.types import (
     convert,
 )
 from ddplaunch.core import events
+from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
@@ -129,6 +130,7 @@ class RunRecord(Struct, frozen=True):
     job: Name | None = None  # id of the batch job that it ran in: 4711, 4711_3
     spent: TimeBreakdown = TimeBreakdown()  # up to the last event that was written
     stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks were stalled, likewise
+    programs: tuple[ProgramStatus, ...] = ()  # beside its ranks; those that ran at its end have no code
 
     @property
     def last_seen(self) -> float:
@@ -154,6 +156,9 @@ class RecordBuilder:
 
     def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
         """Apply ``event``, which happened at ``moment``."""
+        programs = apply_to_programs(self._head.programs, event, moment)
+        if programs is not self._head.programs:
+            self._head = replace(self._head, programs=programs)
         match event:
             case events.AttemptStarted():
                 self._attempts.append(AttemptRecord(event.attempt, moment))

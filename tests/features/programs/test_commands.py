@@ -341,7 +341,7 @@ def test_a_restart_starts_all_programs_again_at_the_same_address(begin, tmp_path
     assert len(set(addresses)) == 1
     assert job.stderr().count("[tb] tb") == 1
     (folder,) = (tmp_path / "logs").iterdir()
-    assert {"vllm.log", "vllm.attempt-1.log", "sidecar-tb.log"} <= {path.name for path in folder.iterdir()}
+    assert {"vllm.log", "vllm.attempt-1.log", "tb.log"} <= {path.name for path in folder.iterdir()}
 
 
 def test_a_restart_after_the_end_of_a_server(begin, tmp_path):

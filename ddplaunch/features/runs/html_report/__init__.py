@@ -50,6 +50,7 @@ def render_page(shares: Sequence[RunRecord], inputs: PageInputs = _NOTHING) -> s
         slow=sections.slow_ranks(run),
         resources=sections.resources(run),
         hosts=sections.hosts(run),
+        programs=sections.programs(run),
         notes=sections.notes(run),
         plan=inputs.plan,
         devices=sections.devices(run),

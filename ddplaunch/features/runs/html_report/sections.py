@@ -17,7 +17,7 @@ from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_count, format_elapsed, format_ranks, format_size, join_names, signal_name
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
-from ddplaunch.features.inspect.diagnosis.rank_position import busy_workers, worker_name
+from ddplaunch.features.inspect.diagnosis.rank_position import busy_workers, format_exit, worker_name
 from ddplaunch.features.inspect.diagnosis.stack_groups import StackGroup, group_ranks
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
@@ -110,6 +110,16 @@ def hosts(run: PageRun) -> Sequence[Sequence[str]]:
         cpus = f"{100 * sum(each.cpus or 0.0 for each in known) / len(known):.0f} %" if known else "–"
         memory = format_size(int(max(each.memory or 0.0 for each in known))) if known else "–"
         rows.append([host, format_ranks(ranks).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
+    return rows
+
+
+def programs(run: PageRun) -> Sequence[Sequence[str]]:
+    """Return a row for each program beside the ranks."""
+    rows = []
+    for each in run.first.programs:
+        ready = "–" if each.ready_after_s is None else format_elapsed(each.ready_after_s)
+        ended = "–" if each.code is None else format_exit(each.code)
+        rows.append([each.program, each.kind, ready, str(each.starts), ended, each.place or "–"])
     return rows
 
 
