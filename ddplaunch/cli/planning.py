@@ -59,9 +59,8 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
     if cluster_env:
         all_notes[:0] = cluster_notes(cluster_env)
     spec = _build_plan_spec(options, cluster_env)
-    if not remote:
-        for _, feature in load_features():
-            spec = feature.adjust_spec(options, spec, target)
+    for _, feature in load_features():
+        spec = feature.adjust_spec(options, spec, target, is_remote=remote)
     machine, machine_notes = read_machine(os.environ, spec, runs_here=not remote)
     all_notes += machine_notes
     run_id = options[Nodes].run_id or new_run_id()

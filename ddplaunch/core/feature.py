@@ -336,8 +336,11 @@ class Feature:
         """
         return words
 
-    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target) -> PlanSpec:
-        """Return the planner's input with what this feature leaves to the ranks of this machine. Raises UsageError."""
+    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
+        """Return the planner's input with what this feature leaves to the ranks of this machine. Raises UsageError.
+
+        ``is_remote``: the ranks run elsewhere.
+        """
         return spec
 
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:

@@ -24,8 +24,9 @@ class OtherPrograms(Feature):
         is_used = ":" in words or "--command" in words or any(word.endswith(".toml") for word in words)
         return _wiring().rewrite_words(words, known) if is_used else words
 
-    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target) -> PlanSpec:
-        return _wiring().leave_rest(options, spec, target) if options[ProgramOptions].program else spec
+    def adjust_spec(self, options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
+        is_used = options[ProgramOptions].program
+        return _wiring().complete_spec(options, spec, target, is_remote=is_remote) if is_used else spec
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         if options[ProgramOptions].are_used:

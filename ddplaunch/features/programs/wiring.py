@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
+from ddplaunch.base.types import JsonObject
 from ddplaunch.cli.core_options import Connections, Stopping
 from ddplaunch.core.feature import FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.features.programs.addresses import list_ports
@@ -42,16 +43,26 @@ def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> 
     return read_sidecars(options[ProgramOptions], options[Stopping].grace, is_remote=is_remote)
 
 
-def leave_rest(options: Options, spec: PlanSpec, target: Target) -> PlanSpec:
-    """Return the planner's input with the GPUs that programs leave to the ranks; all programs are on node 0.
+def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
+    """Return the planner's input with the programs, and the GPUs that they leave to the ranks.
 
-    Raises UsageError if there are too few GPUs, or one is given twice.
+    All programs are on node 0. Raises UsageError if there are too few GPUs, or one is given twice.
     """
     programs = _read_programs(options, target.text)
-    if programs is None or (spec.node_rank or 0) != 0 or not spec.has_node_rank:
+    if programs is None:
+        return spec
+    spec = replace(spec, programs=tuple(_program_to_json(each) for each in programs.beside))
+    if is_remote or (spec.node_rank or 0) != 0 or not spec.has_node_rank:
         return spec
     division = divide_gpus(programs, spec.gpus, read_hardware(), os.environ)
-    return spec if division.rest is None else replace(spec, gpus=division.rest)
+    listed = tuple({**each, "gpus": [*division.by_program.get(str(each["name"]), ())]} for each in spec.programs)
+    return replace(spec, programs=listed, gpus=spec.gpus if division.rest is None else division.rest)
+
+
+def _program_to_json(spec: ProgramSpec) -> JsonObject:
+    """Return a program as in plan.json; its GPUs are known on node 0."""
+    fields: JsonObject = {"name": spec.name, "kind": spec.kind, "command": list(spec.command), "gpus": None}
+    return {**fields, "ready": spec.ready, "after": list(spec.after or ())}
 
 
 def make_node_side(context: FeatureContext) -> NodeSide | None:

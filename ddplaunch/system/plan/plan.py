@@ -56,6 +56,7 @@ class Plan(Struct, frozen=True, dict=True):
     device_masks: tuple[Mapping[str, str], ...] = ()
     agent_store: bool = False  # whether a process of ddplaunch holds the store, so that rank 0 does not open it
     virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
+    programs: tuple[JsonObject, ...] = ()  # beside the ranks
     assignment: NodeAssignment | None = (
         None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
     )
@@ -187,6 +188,7 @@ class Plan(Struct, frozen=True, dict=True):
             "init_method": self.init_method,
             "facts": [as_dict(fact) for fact in self.facts],
             "notes": list(self.notes),
+            "programs": list(self.programs),
             "nodes": [
                 {name: value for name, value in as_dict(node).items() if name != "threads"}
                 for node in (() if self.started_rank else self.nodes)

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_count
+from ddplaunch.base.types import JsonObject
 from ddplaunch.system.plan import rank_layout, rendezvous
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import DEFAULT_ROLE, Fact, Plan
@@ -41,6 +42,7 @@ class PlanSpec(Struct, frozen=True):
     role: str = DEFAULT_ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
+    programs: tuple[JsonObject, ...] = ()  # beside the ranks, for those who read the plan
 
     def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
         """Replace the source of a value that a cluster system supplied."""
@@ -138,6 +140,7 @@ def make_plan(
         virtual_local_rank=spec.virtual_local_rank,
         device_masks=machine.device_masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
+        programs=spec.programs,
     )
 
 

@@ -65,6 +65,10 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
     plan = json.loads(run_in_fork("run", "rl.toml", "--dry-run", "--json", env=fake_nvml.environ(8)).stdout)
     assert plan["world_size"] == 2
     assert any(note.startswith("service vllm") for note in plan["notes"])
+    assert [(each["name"], each["gpus"], each["after"]) for each in plan["programs"]] == [
+        ("vllm", [0, 1, 2, 3], []),
+        ("env", [], ["vllm"]),
+    ]
 
 
 @pytest.mark.parametrize(
