@@ -7,7 +7,7 @@ import re
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import JobContext, JobSide
 from ddplaunch.core.job.job_attempt import StopCause
-from ddplaunch.core.messages import FromNode
+from ddplaunch.core.messages import FromNode, RanksFinished
 from ddplaunch.features.programs.messages import (
     HeldAddress,
     HoldPorts,
@@ -35,11 +35,13 @@ class ProgramsJob(JobSide):
         self._attempt = -1
         self._addresses: tuple[HeldAddress, ...] | None = None  # None until they are known
         self._ready: list[str] = []
+        self._finished: set[int] = set()  # nodes whose ranks have all succeeded
         self._mains_done = False
 
     def before_start(self, attempt: int) -> HoldPorts:
         self._attempt, self._addresses, self._mains_done = attempt, None, False
         self._ready.clear()
+        self._finished.clear()
         return HoldPorts(attempt, None)
 
     def on_message(self, node: int, message: FromNode) -> None:
@@ -54,13 +56,21 @@ class ProgramsJob(JobSide):
             case ProgramIsReady(attempt=self._attempt, name=name):
                 self._ready.append(name)
                 nodes.broadcast(ReadyPrograms(self._attempt, (*self._ready,)))
-            case ProgramFailed(attempt=self._attempt, code=code, reason=reason, tail=tail):
+            case RanksFinished():
+                self._finished.add(node)
+            case ProgramFailed(attempt=self._attempt, code=code, reason=reason, tail=tail) if not self._is_done:
                 lines = ["  its last lines:", *(f"  | {line}" for line in tail)] if tail else []
                 details = "\n".join(lines)
                 self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
             case MainsDone(attempt=self._attempt):
                 self._mains_done = True
                 self._context.allow_end()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether ranks and mains are done, so that no service is needed any more."""
+        with_ranks = {number for number, node in self._context.nodes.items() if node.has_ranks}
+        return self._mains_done and bool(self._finished) and with_ranks <= self._finished
 
     def holds_end(self) -> bool:
         return not self._mains_done
