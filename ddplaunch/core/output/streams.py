@@ -115,7 +115,7 @@ class Streams:
         self._times: dict[int, OutputTimes] = {}
         self._shown: set[int] = set()  # ranks whose stderr is shown
         self._closed: dict[int, _OpenStream] = {}  # of ranks that have closed their stderr, for ``add_stderr``
-        self._subscribers: tuple[Callable[[int, bytes], None], ...] = ()
+        self._subscribers: tuple[Callable[[Source, bytes], None], ...] = ()
         self._paused = False
         screen.set_drain_callback(self._resume)
 
@@ -211,11 +211,11 @@ class Streams:
         """The ranks whose output is in memory, in order."""
         return sorted(source for source in self._tails if isinstance(source, int))
 
-    def subscribe(self, on_data: Callable[[int, bytes], None]) -> None:
-        """From now on call ``on_data(rank, data)`` with each piece of output of a rank."""
+    def subscribe(self, on_data: Callable[[Source, bytes], None]) -> None:
+        """From now on call ``on_data(source, data)`` with each piece of output of a rank or program."""
         self._subscribers += (on_data,)
 
-    def unsubscribe(self, on_data: Callable[[int, bytes], None]) -> None:
+    def unsubscribe(self, on_data: Callable[[Source, bytes], None]) -> None:
         """Remove a subscriber."""
         self._subscribers = tuple(each for each in self._subscribers if each != on_data)
 
@@ -291,9 +291,8 @@ class Streams:
         if isinstance(stream.source, int):
             self._mark(stream.source, tail)
         tail.add(data)
-        if isinstance(stream.source, int):
-            for on_data in self._subscribers:
-                on_data(stream.source, data)
+        for on_data in self._subscribers:
+            on_data(stream.source, data)
         if stream.show:
             lines = self._filter(stream, stream.lines.feed(data))
             self._screen.show_lines(stream.source, stream.number, lines, stream.lines.progress_bar)

@@ -94,12 +94,13 @@ def logs(
     if tail and since is not None:
         raise UsageError("--tail and --since contradict each other", "leave one of them out")
     if program is not None:
-        given = {"--rank": typed, "--since": since, "--failed": failed, "--follow": follow, "--json": as_json}
+        given = {"--rank": typed, "--since": since, "--failed": failed, "--json": as_json}
         if other := next((name for name, value in given.items() if value), None):
             raise UsageError(f"{other} does not work with --program", "leave one of them out")
-        sys.stdout.buffer.write(
-            _program_output(run_lookup.find_run(default_run() if run is None else run), program, tail)
-        )
+        found = run_lookup.find_run(default_run(follow=follow) if run is None else run)
+        for data in _program_output(found, program, tail or 0, follow=follow):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
         return 0
     if (queued := resolve_job(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
@@ -126,21 +127,26 @@ def logs(
     return 0
 
 
-def _program_output(found: FoundRun, program: str, tail: int | None) -> bytes:
-    """Return the output of a program beside the ranks: of its last start the whole, or what is in memory."""
+def _program_output(found: FoundRun, program: str, tail: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield the output of a program beside the ranks: of its last start the whole, or what is in memory."""
     record, log_dir = found.record, found.record.log_dir if found.record else None
     known = [each.program for each in record.programs] if record else []
-    if log_dir and program in known:
-        names = [f"{program}{attempt_suffix(each.number)}.log" for each in record.attempts] if record else []
-        paths = [os.path.join(log_dir, name) for name in [f"{program}.log", *names]]
+    if record and log_dir and program in known and not (found.running and follow):
+        names = [
+            f"{program}{suffix}.log" for suffix in ("", *(attempt_suffix(each.number) for each in record.attempts))
+        ]
+        paths = [os.path.join(log_dir, name) for name in names]
         if path := next((path for path in reversed(paths) if os.path.exists(path)), None):
             with open(path, "rb") as file:
-                return kept.read_last_lines(file, tail) if tail else file.read()
+                yield kept.read_last_lines(file, tail) if tail else file.read()
+            return
     if found.running:
-        reply = client.send_request(found.running.path, ProgramOutputRequest(program, tail or 0))
-        if reply.data or program in reply.known:
-            return reply.data
-        known = [*reply.known]
+        known = []
+        for reply in client.stream_replies(found.running.path, ProgramOutputRequest(program, tail, follow)):
+            known = [*reply.known]
+            yield reply.data
+        if program in known:
+            return
     if program in known:
         raise LaunchError(f"no output of {program} is kept", "ddplaunch run --log-dir DIR keeps all that it prints")
     near = closest_match(program, known)

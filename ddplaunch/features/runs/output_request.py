@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.types import Count, Size, TaggedMessage, TextLine, Timestamp
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.core.output.screen import Source
 
 MAX_UNSENT_BYTES = 1 << 20  # that a client has not read yet; beyond it, new output is dropped for this client
 MAX_BACKLOG_BYTES = 32 << 20  # of earlier output, of all ranks together
@@ -52,25 +53,44 @@ class TailOutputRequest(Request[OutputChunk], frozen=True):
 
 
 class ProgramOutput(TaggedMessage, frozen=True):
-    """The last output of a program beside the ranks, and the names of all programs."""
+    """Output of a program beside the ranks, and the names of all programs; when it is followed, more of it comes."""
 
     data: bytes
     known: tuple[TextLine, ...]
 
 
 class ProgramOutputRequest(Request[ProgramOutput], frozen=True):
-    """Send the last output of a program, also of one that has ended; ``lines``: its last lines alone (0: all)."""
+    """Send the last output of a program, also of one that has ended; ``follow``: and its output from then on.
+
+    ``lines``: at first its last lines alone (0: all).
+    """
 
     program: TextLine
     lines: Count = 0
+    follow: bool = False
 
-    answers = (ProgramOutput,)
+    answers = (Status, ProgramOutput)
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.follow
 
     def handle(self, context: RequestContext) -> None:
-        data = context.job.streams.tail(self.program)
+        streams = context.job.streams
+        data = streams.tail(self.program)
         known = tuple(each.program for each in context.job.status().programs)
+        context.send(context.job.status())
         context.send(ProgramOutput(last_lines(data, self.lines) if self.lines else data, known))
-        context.finish()
+        if not self.follow or self.program not in known:
+            return context.finish()
+
+        def on_output(source: Source, data: bytes) -> None:
+            if source == self.program and context.unsent_bytes <= MAX_UNSENT_BYTES:
+                context.send(ProgramOutput(data, known))
+
+        listener = context.guard(on_output)
+        streams.subscribe(listener)
+        context.on_job_end(lambda code: streams.unsubscribe(listener))
 
 
 def last_lines(data: bytes, count: int) -> bytes:
@@ -92,9 +112,9 @@ class OutputSubscriber:
         self._missed: dict[int, int] = {}  # bytes, by rank
         self.listener = context.guard(self.on_output)
 
-    def on_output(self, rank: int, data: bytes) -> None:
+    def on_output(self, rank: Source, data: bytes) -> None:
         """Send a chunk of a rank's output, if the client requested that rank and keeps up."""
-        if self._wanted and rank not in self._wanted:
+        if isinstance(rank, str) or (self._wanted and rank not in self._wanted):
             return
         if self._context.unsent_bytes > MAX_UNSENT_BYTES:
             self._missed[rank] = self._missed.get(rank, 0) + len(data)

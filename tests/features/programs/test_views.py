@@ -66,6 +66,18 @@ def test_views_of_programs(start_ddplaunch, shown, run_ddplaunch, tmp_path):
     assert [each["program"] for each in programs] == ["vllm", "tb"]
 
 
+def test_the_output_of_a_program_is_followed(start_ddplaunch, tmp_path):
+    server = ("--command", "--name", "vllm", *SERVER, ":")
+    job = start_ddplaunch("run", *server, "--nproc", "1", "--run-id", "f", *EXEC, CLIENT, "http://{vllm}/x")
+    job.wait_for("got ok")
+    following = start_ddplaunch("logs", "-f", "f", "--program", "vllm", "--tail", "1")
+    following.wait_for("listening")
+    (tmp_path / "go").touch()
+    assert job.wait() == 0
+    assert following.wait() == 0
+    assert following.stdout() == "listening\n"
+
+
 def test_the_log_folder_has_the_output_of_all_starts(start_ddplaunch, shown, tmp_path):
     server = ("--command", "--name", "vllm", *SERVER, ":")
     options = ("--nproc", "1", "--run-id", "kept", "--log-dir", "logs", *EXEC)
