@@ -32,7 +32,7 @@ from ddplaunch.system.target.versions import Versions
 
 CHECK_NOTICE_INTERVAL_S = 10.0
 
-PROTOCOL_VERSION = 23  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 24  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 class Message(TaggedMessage, frozen=True):

@@ -463,7 +463,7 @@ class JobMachine:
         """Called when a time limit has expired, or another program has failed: stop the ranks, or end."""
         if self.phase in PHASES_WITHOUT_RANKS:
             self._end(cause.result())
-        elif self.phase is JobPhase.RUNNING and not self._stop.preempted_by and self._attempt.accepts(cause):
+        elif self.phase is JobPhase.RUNNING and not self._stop.is_known and self._attempt.accepts(cause):
             self._attempt.stop_cause = cause
             if cause.failure is None:
                 self._nodes.broadcast_note(f"{cause.reason}: stopping the ranks")
