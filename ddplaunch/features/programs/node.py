@@ -395,6 +395,8 @@ class ProgramRunner(NodeSide):
     def _report_failure(self, failure: do.ReportFailure) -> None:
         lines = () if failure.number is None else self._last_lines(failure.number, REPORTED_LINES)
         reason = failure.reason
+        if any("address already in use" in line.lower() for line in lines) and self._specs[failure.number or 0].hold:
+            reason += " (its port is held for it: try --no-hold, or hold = false)"
         if lines and not failure.ranks_run:
             reason, lines = f"{reason}: {lines[-1].strip()}", ()
         self._send(ProgramFailed(failure.attempt, failure.code, reason, lines))

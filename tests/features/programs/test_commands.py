@@ -400,6 +400,7 @@ def test_other_signs_of_readiness(begin, tmp_path, ready):
 def test_a_server_without_so_reuseaddr_needs_a_port_that_is_not_held(begin):
     job = begin(*server("plain"), *RANKS, "once")
     assert job.wait() == 1
+    assert "before it was ready (its port is held for it: try --no-hold, or hold = false): " in job.stderr()
     assert "Address already in use" in job.stderr()
     job = begin(*server("plain", options=("--no-hold",)), *RANKS, "once")
     assert job.wait() == 0
