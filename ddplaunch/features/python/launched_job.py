@@ -53,6 +53,7 @@ _UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("dry_run", "as_json"), "ddplaunch run --dry-run shows a plan"),
     **dict.fromkeys(("stdin", "ui"), "it needs a terminal"),
     "log_json": "use output= to capture the output",
+    "program": "several programs need a command line or a job file",
 }
 _NODE_KEYWORDS = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares")
 """With one of these the job may use other machines."""

@@ -151,3 +151,44 @@ def test_submit_passes_all_programs_on_and_refuses_an_array(run_in_fork, tmp_pat
     done = run_in_fork(*line, "--array", "0-3", "rl.toml")
     assert done.returncode == 2
     assert "--array 0-3 does not work with several programs" in done.stderr
+
+
+TRL = """
+[programs.vllm]
+command = '''vllm serve Qwen/Qwen2.5-7B --tensor-parallel-size 4 --port {port}
+             --weight-transfer-config '{"backend": "nccl"}'
+             --logprobs-mode processed_logprobs --max-logprobs -1'''
+gpus = 4
+env = { VLLM_SERVER_DEV_MODE = "1" }
+ready = "http:/health"
+
+[programs.trainer]
+target = "train.py --vllm_mode server --vllm_server_base_url http://{vllm}"
+gpus = 4
+"""
+
+EVALUATION = """
+[programs.eval]
+command = "python eval_server.py --port {port}"
+kind = "sidecar"
+gpus = 1
+nice = 10                                       # its CPU comes second
+
+[programs.trainer]
+target = "train.py --eval-url http://{eval}"    # 7 GPUs: the rest
+"""
+
+
+@pytest.mark.parametrize(("text", "shares"), [(TRL, ([0, 1, 2, 3], 4)), (EVALUATION, ([0], 7))])
+def test_jobs_as_people_write_them(run_in_fork, tmp_path, fake_nvml, text, shares):
+    write_program(tmp_path, "train.py", "")
+    for name in ("vllm", "python"):
+        write_program(tmp_path, f"bin/{name}", "#!/bin/sh\n").chmod(0o755)
+    (tmp_path / "job.toml").write_text(text)
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    done = run_in_fork("run", "--dry-run", "--json", "job.toml", env={**fake_nvml.environ(8), "PATH": path})
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["programs"][0]["gpus"], plan["world_size"]) == shares
+    if text is TRL:
+        assert plan["programs"][0]["command"][8:10] == ['{"backend": "nccl"}', "--logprobs-mode"]
