@@ -104,9 +104,9 @@ class HiddenModules:
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
 
-    def take(self, name: str) -> None:
+    def take(self, name: str, module: ModuleType) -> None:
         """Put a module into ``sys.modules`` for the program of this rank."""
-        sys.modules[name] = self.modules[name]
+        sys.modules[name] = module
         self.modules.pop(name, None)  # not before: a signal handler may import what needs it
         self.taken.append(name)
         if name == _MULTIPROCESSING:  # its import makes an alias of the main module

@@ -78,7 +78,7 @@ class ModuleHandover:
         for each in summary.new:
             if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
-            self._hidden.take(each)
+            self._hidden.take(each, module)
             if each != name:
                 self._hidden.included.add(each)
             if each in summary.changing:

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Struct, field
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import closest_match, join_alternatives, join_names
-from ddplaunch.base.types import WEEK_S
+from ddplaunch.base.types import WEEK_S, parse
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.system.plan.numbers import parse_int
 
@@ -99,8 +100,8 @@ def decode_programs(texts: Sequence[str], target_name: str) -> Programs | None:
     if not texts:
         return None
     try:
-        specs = [msgspec.json.decode(text, type=ProgramSpec) for text in texts]
-    except msgspec.MsgspecError as error:
+        specs = [parse(text, ProgramSpec) for text in texts]
+    except ProtocolError as error:
         hint = "write `:` between programs, or a job file"
         raise UsageError(f"--program: not a program: {sanitize_line(str(error))}", hint) from None
     target = next((each for each in specs if each.is_target), ProgramSpec(target_name, (), "main", is_target=True))
