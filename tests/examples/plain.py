@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import clean_environment, ddplaunch_command
 from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -72,11 +72,6 @@ def python_in_turn(folder: Path, script: Path) -> Iterator[Callable[..., str]]:
         yield run
         wanted.close()
         assert process.wait() == 0
-
-
-def run_by_torchrun_in_turn(folder: Path, *runs: Sequence[str | Path]) -> list[str]:
-    """What two ranks print under torchrun with each of these scripts and its words, all in the same processes."""
-    return _split(run_by_torchrun(folder, write_program(folder, "in_turn.py", _IN_TURN), _encode(runs)))
 
 
 def _encode(runs: Sequence[Sequence[str | Path]]) -> str:

@@ -239,10 +239,12 @@ def test_ctrl_c_again_kills_a_server_that_ignores_sigterm(begin):
     job.wait_for("got ok", 2)
     wait_until(lambda: {*job.find("client.py")} <= {job.process.pid}, "the end of the ranks")
     pid = pid_of(job)
-    began = time.monotonic()
-    while job.process.poll() is None and time.monotonic() < began + scaled_timeout(10):
+
+    def has_ended_after_ctrl_c() -> bool:
         job.signal(signal.SIGINT)
-        time.sleep(0.05)
+        return job.process.poll() is not None
+
+    wait_until(has_ended_after_ctrl_c, "the end of the job", 10)
     assert job.wait() in (0, 130)
     assert not is_alive(pid)
 
