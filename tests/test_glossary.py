@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ddplaunch
 from ddplaunch.core import messages
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 
 PACKAGE = Path(ddplaunch.__file__).parent
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"

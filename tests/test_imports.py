@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import ddplaunch
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.features import FEATURES
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -174,7 +174,7 @@ def test_lower_layers_do_not_name_upper_ones_in_texts_either():
     """A statement for another Python comes from above; only ``load_features`` of the core finds features by name."""
     files = [path for name in ("base", "system", "core") for path in (PACKAGE / name).rglob("*.py")]
     wrong = [path for path in files if re.search(r"ddplaunch[./](cli|features)", path.read_text())]
-    assert wrong == [PACKAGE / "core/feature.py"]
+    assert wrong == [PACKAGE / "core/feature_registry.py"]
 
 
 def test_features_are_not_named_in_texts_either():

@@ -23,7 +23,8 @@ from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.core.feature import Command, load_features
+from ddplaunch.core.feature import Command
+from ddplaunch.core.feature_registry import load_features
 
 COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
 

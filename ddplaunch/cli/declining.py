@@ -17,7 +17,7 @@ from ddplaunch.cli.cluster_detection import detect_cluster
 from ddplaunch.cli.core_options import DryRun, Nodes, Starting
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.core import messages
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello
 from ddplaunch.core.net.coordinator_client import CoordinatorClient

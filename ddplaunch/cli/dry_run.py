@@ -13,7 +13,7 @@ from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import plain_lines
 from ddplaunch.cli.planning import plan_zygote
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.target.target import TargetKind
 

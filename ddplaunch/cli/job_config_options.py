@@ -12,7 +12,7 @@ from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
 from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.addresses import (

@@ -24,7 +24,8 @@ from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.feature import FeatureContext, NodeSide, load_features
+from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_rpc import NodeRpc

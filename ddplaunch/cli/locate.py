@@ -24,7 +24,7 @@ from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
 from ddplaunch.cli.host_connector import HostConnector
 from ddplaunch.core.control_socket.socket_dir import list_sockets
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState

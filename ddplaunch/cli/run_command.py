@@ -36,7 +36,8 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
-from ddplaunch.core.feature import RunInstead, load_features
+from ddplaunch.core.feature import RunInstead
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.system.target.target import Target

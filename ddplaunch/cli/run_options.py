@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddplaunch.base.options import OptionGroup, declared_options
 from ddplaunch.cli import core_options as core
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 
 # fmt: off
 CORE_GROUPS: tuple[type[OptionGroup], ...] = (
@@ -29,7 +29,7 @@ def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[Option
 
 
 def _added_groups() -> list[type[OptionGroup]]:
-    """Return the groups of the features, and leave out a plug-in whose options exist already or cannot be declared."""
+    """Return the option groups of all features; a plug-in with an invalid or duplicate option is left out."""
     registry, taken = load_features(), _spellings(CORE_GROUPS)
     groups: list[type[OptionGroup]] = []
     for name, feature in registry:

@@ -26,7 +26,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.control_socket.server import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor import messages as doctor_messages

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.click_commands import COMMANDS
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.package_copy import PACKAGE, copy_package

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
-from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
+from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc

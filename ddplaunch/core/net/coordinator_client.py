@@ -20,7 +20,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (

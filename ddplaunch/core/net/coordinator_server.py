@@ -20,7 +20,7 @@ from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.job_events import (
     Accept,
     ClockMeasured,

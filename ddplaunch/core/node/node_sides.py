@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, load_features
+from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.messages import CheckRequest, Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop

@@ -40,7 +40,7 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),

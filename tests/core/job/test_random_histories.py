@@ -20,7 +20,8 @@ from ddplaunch.base.options import OptionGroup, Options
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
+from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.job_attempt import JobPhase, StopCause
 from ddplaunch.core.job.machine import JobMachine

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import decode
-from ddplaunch.core.feature import load_features
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.messages import FromNode, FromNodeZero, NoteMessage
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_joining import Nodes
