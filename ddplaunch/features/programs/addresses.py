@@ -16,6 +16,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import closest_match
 from ddplaunch.features.programs.messages import HeldAddress
 from ddplaunch.features.programs.spec import OWN_FIELDS, Programs, ProgramSpec
+from ddplaunch.system.network.reserved_port import bind_reusable
 from ddplaunch.system.plan.rendezvous import LOOPBACK
 
 _FIELD = re.compile(r"\{([A-Za-z][\w-]*)((?:\.[A-Za-z][\w-]*){0,2})\}")
@@ -36,7 +37,7 @@ class Placeholder(NamedTuple):
 def find_placeholder(found: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
     """Return what a field in braces stands for; None if it is the user's.
 
-    ``own``: the program in whose words it is; "" for the ranks' program.
+    ``own``: the program whose command has the field; "" for the ranks' program.
     """
     first, rest = str(found[1]), str(found[2]).split(".")[1:]
     if first in names:
@@ -107,30 +108,14 @@ def variable_name(program: str, port: str) -> str:
     return ADDRESS_VARIABLE.replace("NAME", name.upper().replace("-", "_"))
 
 
-class HeldPort:
-    """A port that is a program's for the whole job, without listening on it.
-
-    Its socket keeps the kernel from choosing the port for other programs, and allows another socket with SO_REUSEADDR
-    to listen (Linux, tcp(7)): servers set that, or a restart would have to wait for a minute.
-    """
-
-    def __init__(self, host: str) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((host, 0))
-        self.number: int = self._socket.getsockname()[1]
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 class ProgramAddresses:
     """The addresses of all programs as one node knows them, and the ports that it holds for its own."""
 
     def __init__(self, programs: Programs, target_words: Iterable[str]) -> None:
         self._programs, self._target_words = programs, target_words
         self._names = [each.name for each in (*programs.beside, programs.target)]
-        self._held: dict[tuple[str, str], HeldPort] = {}
+        # Servers set SO_REUSEADDR, or a restart would have to wait for a minute: so they can listen on these ports.
+        self._held: dict[tuple[str, str], socket.socket] = {}
         self._known: dict[tuple[str, str], tuple[str, int]] = {}  # by the names of program and port
 
     def hold_ports(self, address: str) -> tuple[HeldAddress, ...]:
@@ -141,8 +126,8 @@ class ProgramAddresses:
         host = address or LOOPBACK
         for key, number in list_ports(self._programs, self._target_words).items():
             if number is None and key not in self._held:
-                self._held[key] = HeldPort("" if address else LOOPBACK)
-            self._known[key] = host, number or self._held[key].number
+                self._held[key] = bind_reusable(socket.AF_INET, "" if address else LOOPBACK, 0)
+            self._known[key] = host, number or self._held[key].getsockname()[1]
         for name in self._names:  # for {vllm.host} of a program without a port
             self._known.setdefault((name, ""), (host, 0))
         return tuple(HeldAddress(*key, *where) for key, where in self._known.items())

@@ -343,7 +343,7 @@ class ProgramRunner(NodeSide):
         log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_of_option(number) else log)
         on_output = self._loop.guard(partial(self._on_output, number))
         self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
-        variables = {"PYTHONUNBUFFERED": "1"}  # what it prints goes to a pipe, and is to come now
+        variables = {"PYTHONUNBUFFERED": "1"}  # its output goes to a pipe, and is shown at once
         words, own_variables = spec.command, dict(spec.env)
         if self._addresses:
             words = tuple(self._addresses.fill(word, spec.name) for word in words)

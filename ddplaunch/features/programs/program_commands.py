@@ -31,7 +31,7 @@ class Spawn(ProgramCommand, frozen=True):
 
 
 class Probe(ProgramCommand, frozen=True):
-    """Watch for the condition by which the program is ready."""
+    """Look for what shows that the program is ready, as a reply at its port."""
 
     number: int
 

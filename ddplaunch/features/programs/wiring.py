@@ -23,9 +23,8 @@ from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.sidecars import read_sidecars, read_url_patterns
 from ddplaunch.features.programs.spec import Programs, ProgramSpec, decode_programs
 from ddplaunch.features.programs.words import default_target_name
-from ddplaunch.features.programs.words import rewrite_words as rewrite_words
 from ddplaunch.system.devices import read_hardware
-from ddplaunch.system.network.reserved_port import describe_listener
+from ddplaunch.system.network.reserved_port import bind_reusable, describe_listener
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.planner import PlanSpec
 from ddplaunch.system.target.target import Target
@@ -119,13 +118,11 @@ def _check_command(spec: ProgramSpec) -> None:
 
 
 def _is_free(number: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("", number))
+    try:
+        with bind_reusable(socket.AF_INET, "", number) as sock:
             sock.listen()
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
     return True
 
 

@@ -20,8 +20,7 @@ class ReservedPort:
     """A port reserved for the lifetime of the job.
 
     A socket listens there from the start, so that no other program can bind it; connections wait in its queue. It is
-    closed so that rank 0 can listen instead. A second socket, bound with SO_REUSEADDR, does not listen: it keeps the
-    kernel from choosing this port for other programs, and allows another SO_REUSEADDR socket to listen (Linux, tcp(7)).
+    closed so that rank 0 can listen instead. A second socket does not listen, and stays: ``bind_reusable``.
     """
 
     def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
@@ -75,16 +74,28 @@ class ReservedPort:
         self._reserved.close()
 
     def _bind(self, number: int) -> socket.socket:
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            if self._family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            sock.bind((self._host, number))
+            return bind_reusable(self._family, self._host, number)
         except OSError as error:
-            sock.close()
             raise _port_in_use_error(self._flag, number, error) from None
-        return sock
+
+
+def bind_reusable(family: socket.AddressFamily, host: str, number: int) -> socket.socket:
+    """Return a socket that is bound with SO_REUSEADDR, and does not listen; of IPv6: for both families.
+
+    It keeps the kernel from choosing the port for other programs, and allows another socket with SO_REUSEADDR to listen
+    (Linux, tcp(7)). Raises OSError.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((host, number))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def try_listen(number: int) -> socket.socket | None:
