@@ -49,6 +49,8 @@ _UNCOMPARED = {
 }
 """Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
 
+_OUTERMOST = 2  # modules that run: the zygote's own code, and an import of it
+
 _MAIN = ("__main__", "__mp_main__")
 _UNCOMPARED_MODULES = {*_MAIN, "sys", "_frozen_importlib", "_frozen_importlib_external"}
 
@@ -170,7 +172,11 @@ class ImportRecorder:
             self._known.update(new)
             top.loaded.update(dict.fromkeys(reversed(new)))
 
-    def _note_random_state(self) -> None:
+    def _note_random_state(self, name: str) -> None:
+        """Note whether an import has taken random numbers: the audit has shown that no module of torch does."""
+        is_inner = len(self._running) > _OUTERMOST
+        if is_inner and name != "random" and (name.startswith("torch.") or import_effects.is_stdlib(name)):
+            return
         state = random_state(sys.modules)
         if state != self._random_state:
             self._top.moves_random = self._random_state is not None
@@ -188,7 +194,7 @@ class ImportRecorder:
                 return real(name, import_)
             finally:
                 self._note_changes()
-                self._note_random_state()
+                self._note_random_state(name)
                 self._running.pop()
                 self._clock += 1
                 self._ended.setdefault(name, self._clock)

@@ -112,8 +112,9 @@ class _ProgramReader:
         self._imports_torch = self._uses_dynamo = False
 
     def read(self, path: str, module: str) -> ProgramSource:
-        for file, root in self._find_own_files(module, None, ""):
-            self._read_file(file, root, is_deferred=False)
+        if module and (root := self._find_own_root(module.partition(".")[0])):
+            for file in source.import_files(module, root):
+                self._read_file(file, root, is_deferred=False)
         self._read_file(path, self._sys_path_0, is_deferred=False, is_program=True)
         for file, root, body in self._deferred:  # which grows
             with suppress(RecursionError):
@@ -191,34 +192,26 @@ class _ProgramReader:
         top = module.partition(".")[0]
         if top in sys.stdlib_module_names or top == "ddplaunch":
             return
-        own = [each for name in (module, *(f"{module}.{each}" for each in names))
-               for each in self._find_own_files(name, root if level else None, top)]  # fmt: skip
-        for each, its_root in own:
-            self._read_file(each, its_root, is_deferred=is_deferred)
+        names_of_modules = [module, *(f"{module}.{each}" for each in names)]
+        own_root = root if level else self._find_own_root(top)
+        own = [file for each in names_of_modules if own_root for file in source.import_files(each, own_root)]
+        for each in own:
+            self._read_file(each, own_root or "", is_deferred=is_deferred)
         if not own and not level:
             self._imports.append(Import(module, names, is_deferred))
             self._imports_torch = self._imports_torch or (top == TORCH and not is_deferred)
 
-    def _find_own_files(self, module: str, root: str | None, top: str) -> Iterator[tuple[str, str]]:
-        """Find the program's own files that importing ``module`` runs, with the folder that they are imported from."""
-        if root is None:
-            if next(source.import_files(top or module.partition(".")[0], self._sys_path_0), None):
-                root = self._sys_path_0
-            elif (found := find_root(top or module.partition(".")[0], "")) is not None:
-                is_installed = not SITE_DIR_NAMES.isdisjoint(found.split(os.sep)) or top == TORCH
-                root = None if is_installed or found.startswith(os.path.dirname(os.__file__)) else found
-            else:
-                roots = (each for each in self._folders if next(source.import_files(top, each), None))
-                root = next(roots, None)
-        if root is not None and module:
-            yield from ((file, root) for file in source.import_files(module, root))
-
-
-def find_root(top: str, sys_path_0: str) -> str | None:
-    """Return the folder that has a top-level module, ``sys_path_0`` or one of ``sys.path``; None if there is none."""
-    spec = source.find_module(top, sys_path_0) if top else None
-    path = spec and [*(spec.submodule_search_locations or ()), spec.origin or ""][0]
-    return os.path.dirname(path) if path and os.path.isabs(path) else None  # not absolute: built in
+    def _find_own_root(self, top: str) -> str | None:
+        """Return the folder that has the program's own module of this name; None if it has none."""
+        if next(source.import_files(top, self._sys_path_0), None):
+            return self._sys_path_0
+        if (spec := source.find_module(top, "")) is None:
+            return next((each for each in self._folders if next(source.import_files(top, each), None)), None)
+        path = [*(spec.submodule_search_locations or ()), spec.origin or ""][0]
+        folder = os.path.dirname(path)
+        is_installed = not SITE_DIR_NAMES.isdisjoint(folder.split(os.sep)) or top == TORCH
+        is_stdlib = not os.path.isabs(path) or folder.startswith(os.path.dirname(os.__file__))
+        return None if is_installed or is_stdlib else folder
 
 
 def _find_assignments(node: ast.AST) -> Iterator[_Found]:

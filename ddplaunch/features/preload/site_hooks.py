@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 
+from ddplaunch.base.entry_points import find_entry_points
 from ddplaunch.base.safe_files import list_dir, read_regular_file
 from ddplaunch.features.preload.known_packages import is_site_dir
 
@@ -85,26 +86,15 @@ def find_start_code(rank_variables: Collection[str]) -> str | None:
 
 
 def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the metadata folder of a distribution whose backend plugin ``import torch`` loads.
+    """Return the distribution whose backend plugin ``import torch`` loads, as "torch-npu 2.5".
 
     None without one, or if ``TORCH_DEVICE_BACKEND_AUTOLOAD`` in ``environ`` disables them.
     """
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return None
     folders = filter(None, [sys_path_0, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
-    for path in [os.path.join(folder, entry) for folder in dict.fromkeys(folders) for entry in list_dir(folder)]:
-        if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in _entry_points(path):
-            return path
-    return None
-
-
-def _entry_points(info: str) -> frozenset[str]:
-    """Return the entry point groups of the distribution whose ``.dist-info`` or ``.egg-info`` folder is ``info``."""
-    try:
-        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
-            return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
-    except OSError:
-        return frozenset()
+    found = find_entry_points("torch.backends", [*dict.fromkeys(folders)])
+    return found[0].distribution if found else None
 
 
 def _list_code() -> Iterator[tuple[str, str]]:

@@ -98,7 +98,7 @@ def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(run_in_fork, tm
     words = ("run", "--dry-run", "--nproc", "2", "train.py")
     assert "torch (imported once" in run_in_fork(*words).stdout
     write_program(tmp_path, "its-1.0.dist-info/entry_points.txt", "[torch.backends]\nits = its:autoload\n")
-    assert "its-1.0.dist-info adds to torch.backends, which torch loads at its import" in run_in_fork(*words).stdout
+    assert "its 1.0 adds to torch.backends, which torch loads at its import" in run_in_fork(*words).stdout
     off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert "torch (imported once" in run_in_fork(*words, env=off).stdout
     asked = run_in_fork("run", "--dry-run", "--nproc", "2", "--preload", "torch", "train.py").stdout
