@@ -26,7 +26,7 @@ class EntryPoint(NamedTuple):
 
 
 def find_entry_points(group: str, folders: Sequence[str] | None = None) -> list[EntryPoint]:
-    """Find the entry points of a group. Of a distribution that is on ``sys.path`` twice, the first counts."""
+    """Find the entry points of a group; if a distribution is installed twice, those of the first on ``sys.path``."""
     found: list[EntryPoint] = []
     seen: set[str] = set()
     for folder in sys.path if folders is None else folders:

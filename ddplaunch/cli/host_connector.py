@@ -14,7 +14,7 @@ class NodeCommand(NamedTuple):
     """A command that runs Python code on a node, with its stdin and stdout."""
 
     host: str
-    address: str  # by which the other nodes reach it; "" if there are none
+    address: str  # of the host, for the other nodes; "" in a job of one node
     words: Sequence[str]
     test_command: str = ""  # with which a user can test the connection
 

@@ -14,7 +14,7 @@ from ddplaunch.core.messages import CheckContinues, CheckPassed, CheckRequest, N
 
 SLOW_NODE_NOTICE_S = 5.0  # after this, print which nodes have not replied
 CHECK_TIMEOUT_S = 25.0
-"""Without a word of a node: one that checks itself says so more often, however long it takes (``CheckContinues``)."""
+"""Since the last message of a node: while its check runs it sends ``CheckContinues`` more often."""
 
 
 class NodeChecks:
@@ -111,7 +111,7 @@ class NodeChecks:
     def on_deadline(self) -> bool:
         """Print which nodes have not replied: the deadline "slow checks". Return whether none is waited for any more.
 
-        A check has timeouts of its own, so a node that says nothing has a bug, and gets its ranks.
+        A check has timeouts of its own, so a node that sends nothing has a bug, and gets its ranks.
         """
         now = self._nodes.turn.now.mono
         silent = [number for number, until in self._unanswered.items() if until <= now]
