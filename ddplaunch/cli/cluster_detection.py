@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_count
-from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
+from ddplaunch.core.options import Elastic, Nodes, Ranks
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node

@@ -31,8 +31,8 @@ from ddplaunch.base.options import Option, Options, OptionSource
 from ddplaunch.base.safe_files import read_file_and_owner, user_config_path
 from ddplaunch.base.text import closest_match
 from ddplaunch.cli.click_commands import COMMANDS
-from ddplaunch.cli.core_options import DryRun
 from ddplaunch.cli.run_options import OPTIONS
+from ddplaunch.core.options import DryRun
 
 PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file

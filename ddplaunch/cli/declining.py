@@ -14,7 +14,6 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import detect_cluster
-from ddplaunch.cli.core_options import DryRun, Nodes, Starting
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.core import messages
 from ddplaunch.core.feature_registry import load_features
@@ -22,6 +21,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.options import DryRun, Nodes, Starting
 from ddplaunch.system.network.reserved_port import PortTaken, try_listen
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from ddplaunch.base.options import Options
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import write_text
-from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import plain_lines
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.options import DryRun, Nodes
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.target.target import TargetKind
 

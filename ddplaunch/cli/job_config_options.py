@@ -11,9 +11,9 @@ from collections.abc import Callable
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
-from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.addresses import (
     Unresolvable,

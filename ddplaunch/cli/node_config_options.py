@@ -7,10 +7,10 @@ import os
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ScreenOptions, ShowRules
+from ddplaunch.core.options import Logging, Output, Preemption
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv

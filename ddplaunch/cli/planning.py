@@ -21,9 +21,9 @@ from ddplaunch.cli.cluster_detection import (
     to_started_rank,
 )
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
-from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.option_values import AUTO
+from ddplaunch.core.options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv

@@ -20,7 +20,6 @@ from ddplaunch.cli.click_commands import print_left_out
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
-from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
@@ -39,6 +38,7 @@ from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.node_config import ShowRules
+from ddplaunch.core.options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.system.target.target import Target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddplaunch.base.options import OptionGroup, declared_options
-from ddplaunch.cli import core_options as core
+from ddplaunch.core import options as core
 from ddplaunch.core.feature_registry import load_features
 
 # fmt: off

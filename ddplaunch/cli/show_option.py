@@ -8,8 +8,8 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_rank_range, format_ranks
 from ddplaunch.base.tty import is_interactive
-from ddplaunch.cli.core_options import Output
 from ddplaunch.core.node_config import ShowRule, ShowRules
+from ddplaunch.core.options import Output
 from ddplaunch.core.output.prefix import uses_rank_only
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan

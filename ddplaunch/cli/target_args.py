@@ -17,8 +17,8 @@ from ddplaunch.cli.argv_splitter import (
     has_unknown_option,
     option_name,
 )
-from ddplaunch.cli.core_options import TargetOptions
 from ddplaunch.cli.torchrun.translator import translate
+from ddplaunch.core.options import TargetOptions
 from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, find_target
 

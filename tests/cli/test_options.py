@@ -9,11 +9,11 @@ import pytest
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options, OptionSource, declared_options
-from ddplaunch.cli.core_options import DryRun, Logging, Nodes, Output, Ranks, Stopping, TimeLimit
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS, arrange_groups
 from ddplaunch.cli.target_args import ParseNotes
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import DryRun, Logging, Nodes, Output, Ranks, Stopping, TimeLimit
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.warm.options import Warming

@@ -14,7 +14,6 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import option_words
 from ddplaunch.cli.argv_splitter import TranslatedArgv, empty_value_error, is_option, option_name
 from ddplaunch.cli.click_commands import completion_script
-from ddplaunch.cli.option_values import MAX_NAME
 from ddplaunch.cli.torchrun import output_options, rendezvous_options
 from ddplaunch.cli.torchrun.torchrun_options import (
     MAY_BE_EMPTY,
@@ -24,6 +23,7 @@ from ddplaunch.cli.torchrun.torchrun_options import (
     read_pet_variables,
     split_torchrun,
 )
+from ddplaunch.core.option_values import MAX_NAME
 
 _STOP_SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 _PREEMPT_SIGNALS = {"SIGUSR1", "SIGUSR2", "SIGXCPU"}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.cli.option_values import seconds
+from ddplaunch.core.option_values import seconds
 
 DEFAULT_GPU_MEMORY_TIMEOUT_S = 30.0
 

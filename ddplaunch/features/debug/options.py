@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.options import Option, OptionGroup
-from ddplaunch.cli.option_values import time_limit
+from ddplaunch.core.option_values import time_limit
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

@@ -19,9 +19,9 @@ from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize
 from ddplaunch.base.text import format_count, format_elapsed, group_consecutive
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.option_values import number_reader, parse_seconds
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.failures import describe_exit
+from ddplaunch.core.option_values import number_reader, parse_seconds
 from ddplaunch.features.doctor import command_run
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
 from ddplaunch.system.clusters.host_spec import Host, read_host_options

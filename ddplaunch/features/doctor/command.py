@@ -20,7 +20,7 @@ from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.host_connector import NodeCommand
 from ddplaunch.cli.locate import find_host_connector
-from ddplaunch.cli.option_values import number_reader, parse_seconds
+from ddplaunch.core.option_values import number_reader, parse_seconds
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
 from ddplaunch.features.doctor.bisect_command import bisect

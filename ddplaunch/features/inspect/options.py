@@ -6,8 +6,8 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.cli.core_options import Connections, Nodes, Stopping, TargetOptions
-from ddplaunch.cli.option_values import time_limit
+from ddplaunch.core.option_values import time_limit
+from ddplaunch.core.options import Connections, Nodes, Stopping, TargetOptions
 
 DEFAULT_STALL_TIMEOUT_S = 300.0
 EARLY_STALL_CHECK_S = 20.0  # without output, until waiting ranks are inspected

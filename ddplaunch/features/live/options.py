@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.cli.core_options import Output
+from ddplaunch.core.options import Output
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.cli.option_values import check_commands, find_program
+from ddplaunch.core.option_values import check_commands, find_program
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
-from ddplaunch.cli.core_options import Starting, Stopping
+from ddplaunch.core.options import Starting, Stopping
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import select_imports

@@ -16,7 +16,6 @@ from functools import partial
 
 from ddplaunch.base.errors import EXIT_SOFTWARE, host_name
 from ddplaunch.base.event_loop import WakeTimer
-from ddplaunch.cli.core_options import Ranks
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import (
     Event,
@@ -35,6 +34,7 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.core.options import Ranks
 from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
 from ddplaunch.features.programs import program_commands as do

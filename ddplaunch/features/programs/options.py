@@ -5,7 +5,7 @@
 from typing import Annotated
 
 from ddplaunch.base.options import Option, OptionGroup
-from ddplaunch.cli.option_values import check_commands
+from ddplaunch.core.option_values import check_commands
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

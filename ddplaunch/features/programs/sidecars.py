@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.types import ExitStatus, Pid, TextLine
-from ddplaunch.cli.option_values import find_program
 from ddplaunch.core.events import StoredEvent
+from ddplaunch.core.option_values import find_program
 from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.spec import ProgramSpec
 

@@ -16,7 +16,7 @@ from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import closest_match, join_alternatives, join_names
 from ddplaunch.base.types import WEEK_S, parse
-from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.system.plan.numbers import parse_int
 
 Kind = Literal["main", "service", "sidecar"]

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.base.types import JsonObject
-from ddplaunch.cli.core_options import Connections, Stopping
 from ddplaunch.core.feature import FeatureContext, JobContext, JobSide, NodeSide
+from ddplaunch.core.options import Connections, Stopping
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.gpus import divide_gpus
 from ddplaunch.features.programs.job import ProgramsJob

@@ -14,7 +14,7 @@ from ddplaunch.base.text import format_count, format_size
 from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunName
 from ddplaunch.cli.locate import describe_elsewhere
-from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.features.runs import history_store, run_lookup
 
 

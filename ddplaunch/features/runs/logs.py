@@ -24,7 +24,7 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import JobEnded
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import describe_elsewhere
-from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.core.output.run_log import attempt_suffix

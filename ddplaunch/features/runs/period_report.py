@@ -11,8 +11,8 @@ import click
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.base.types import as_dict
-from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.cli.text_table import format_table
+from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_goodput, format_percent, lost_times, sum_breakdowns
 from ddplaunch.features.runs.run_record import RunRecord, RunState

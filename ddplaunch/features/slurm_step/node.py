@@ -17,11 +17,11 @@ from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.options import Options
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.cluster_detection import SLURM, find_slurm_step, task_count
-from ddplaunch.cli.core_options import Elastic, Nodes
-from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core import messages
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import Message, NodeStartError
+from ddplaunch.core.option_values import AUTO
+from ddplaunch.core.options import Elastic, Nodes
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.clusters.nodelist import expand_hosts
 from ddplaunch.system.clusters.systems.slurm_env import DISTRIBUTION, JOB_ID, PROCID, STEP_ID, STEP_NODELIST

@@ -18,7 +18,10 @@ from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
-from ddplaunch.cli.core_options import (
+from ddplaunch.cli.job_config_options import check_control_port
+from ddplaunch.cli.show_option import read_merge
+from ddplaunch.core.feature import RunInstead
+from ddplaunch.core.options import (
     Connections,
     Elastic,
     Logging,
@@ -29,9 +32,6 @@ from ddplaunch.cli.core_options import (
     Stopping,
     TargetOptions,
 )
-from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.show_option import read_merge
-from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import RECORDS, SshJob, record_end

@@ -29,7 +29,6 @@ from ddplaunch.cli.argv_splitter import (
     split_argv,
 )
 from ddplaunch.cli.config_defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
-from ddplaunch.cli.option_values import UNITS, parse_seconds
 from ddplaunch.cli.run_options import PARAMS, SECTIONS
 from ddplaunch.cli.target_args import (
     ParseNotes,
@@ -41,6 +40,7 @@ from ddplaunch.cli.target_args import (
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.option_values import UNITS, parse_seconds
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),

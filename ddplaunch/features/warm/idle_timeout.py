@@ -14,7 +14,7 @@ from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
-from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.features.warm.options import Warming
 from ddplaunch.system.clusters import find_marker
 

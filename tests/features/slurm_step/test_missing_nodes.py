@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options
-from ddplaunch.cli.core_options import Elastic, Nodes
-from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core.messages import ConnectingToNodeZero, EndJob, JoinStatus
+from ddplaunch.core.option_values import AUTO
+from ddplaunch.core.options import Elastic, Nodes
 from ddplaunch.features.slurm_step import node
 from ddplaunch.features.slurm_step.feature import FEATURE
 from ddplaunch.features.slurm_step.node import JoinWatcher, parse_listpids

@@ -8,7 +8,8 @@ from typing import Annotated
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
 from ddplaunch.base.types import WEEK_S
-from ddplaunch.cli.option_values import (
+from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
+from ddplaunch.core.option_values import (
     AUTO,
     UNBOUNDED,
     format_nnodes,
@@ -24,7 +25,6 @@ from ddplaunch.cli.option_values import (
     seconds,
     time_limit,
 )
-from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, uses_rank_only
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import DEFAULT_ROLE
