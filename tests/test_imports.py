@@ -11,24 +11,18 @@ from pathlib import Path
 
 import ddplaunch
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.features import FEATURES
+from ddplaunch.features import FEATURES, OBSERVE
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
-LAYERS = ("base", "system", "core", "cli", "features")
+LAYERS = ("base", "system", "core", "observe", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 FEATURE_IMPORTS = {
-    "debug": {"inspect"},
     "doctor": {"check"},
-    "live": {"inspect", "runs", "samples"},
+    "live": {"runs"},
     "manifest": {"submit"},
-    "memory": {"samples"},
-    "metrics": {"samples"},
-    "profile": {"inspect"},
     "python": {"preload"},
-    "runs": {"inspect", "samples"},
-    "samples": {"inspect"},
     "submit": {"runs", "programs"},
 }
 """Features that import from other features."""
@@ -52,6 +46,7 @@ THIRD_PARTY = {
     "base": {"click", "msgspec"},
     "system": {"click", "msgspec", "psutil", "pynvml"},
     "core": {"click", "msgspec", "psutil", "torch"},
+    "observe": {"click", "msgspec", "psutil"},
     "cli": {"click", "msgspec", "rich", "tomli"},
     "features": {
         *("IPython", "click", "cloudpickle", "debugpy", "jinja2", "msgspec", "psutil", "pytest", "rich", "torch"),
@@ -172,7 +167,7 @@ def test_imports_run_downward():
 
 def test_lower_layers_do_not_name_upper_ones_in_texts_either():
     """A statement for another Python comes from above; only ``load_features`` of the core finds features by name."""
-    files = [path for name in ("base", "system", "core") for path in (PACKAGE / name).rglob("*.py")]
+    files = [path for name in ("base", "system", "core", "observe") for path in (PACKAGE / name).rglob("*.py")]
     wrong = [path for path in files if re.search(r"ddplaunch[./](cli|features)", path.read_text())]
     assert wrong == [PACKAGE / "core/feature_registry.py"]
 
@@ -209,7 +204,7 @@ def test_features_import_known_features():
 
 def test_features_require_those_that_they_import():
     registered = {name: feature for name, feature in load_features()}
-    assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
+    assert [*registered] == [*OBSERVE, *FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
         imported = {*registered} & FEATURE_IMPORTS.get(name, set())
         needed = imported | REQUIRED_WITHOUT_IMPORT.get(name, set())

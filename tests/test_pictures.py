@@ -130,7 +130,8 @@ def test_the_layers_are_those_of_the_package():
     count, listed = re.search(r"features/ \((\d+)\)\n(.*\n.*)", text).groups()
     assert ({*re.findall(r"\w+", listed)}, int(count)) == (features, len(features))
     folders = {path.parent.name for layer in ("system", "core") for path in PACKAGE.glob(f"{layer}/*/__init__.py")}
-    assert {*re.findall(r"^(\w+)/", text, re.MULTILINE)} >= {*folders, "features", "cli", "core", "system", "base"}
+    layers = {"features", "cli", "observe", "core", "system", "base"}
+    assert {*re.findall(r"^(\w+)/", text, re.MULTILINE)} >= {*folders, *layers}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.svg")))

@@ -55,7 +55,7 @@ PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 # - The first cause is the earliest failure that is not secondary. The machine waits a little for it
 #   (SECONDARY_FAILURE_DELAY_S), because the rank that fails closes its connections before its end is noticed.
 # - If all are secondary, timeouts come first: such a rank has closed the others' connections by failing.
-# - Only then another rank may be blamed (features/inspect): one that ranks waited for. For a lost connection a peer
+# - Only then another rank may be blamed (observe): one that ranks waited for. For a lost connection a peer
 #   must have failed or left before, since otherwise no rank waited: the connection itself broke.
 # - Of equal failures the lowest rank is named.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -29,17 +29,19 @@ T = TypeVar("T")
 class FeatureRegistry:
     """The features in the order of the list, then the plug-ins; a feature that requires a missing one is left out."""
 
-    def __init__(self, names: Iterable[str], package: str) -> None:
-        """``names``: subfolders of ``package``."""
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        """``modules``: by the name of each feature, its module, or its package with a module ``feature``."""
         self._features: dict[str, Feature] = {}
         self._packages: dict[str, str] = {}  # by feature: its package with a dot, as "ddplaunch.features.ssh."
         self.plugins: list[str] = []
         self.left_out: list[str] = []
         """Messages: plug-ins that cannot be used, and why."""
-        for name in names:
-            feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
-            if all(other in self._features for other in feature.requires):
-                self._add(name, feature, f"{package}.{name}.")
+        for name, path in modules.items():
+            module = import_module(path)
+            if not hasattr(module, "FEATURE"):
+                module = import_module(f"{path}.feature")
+            if all(other in self._features for other in module.FEATURE.requires):
+                self._add(name, module.FEATURE, f"{module.__package__}.")
 
     def _add(self, name: str, feature: Feature, package: str) -> None:
         self._features[name], self._packages[name] = feature, package
@@ -129,12 +131,12 @@ class FeatureRegistry:
 
 @cache
 def load_features() -> FeatureRegistry:
-    """Import the features of ``features/__init__.py``, which is not imported by name: it is above the core.
+    """Import the features that ``features/__init__.py`` lists, and then those of installed packages.
 
-    Then those of installed packages.
+    That package is not imported by a statement, as it is above the core.
     """
-    package = "ddplaunch.features"
-    registry = FeatureRegistry(import_module(package).FEATURES, package)
+    listed = import_module("ddplaunch.features")
+    registry = FeatureRegistry({**listed.OBSERVE, **{name: f"ddplaunch.features.{name}" for name in listed.FEATURES}})
     for entry in find_entry_points(PLUGIN_GROUP) if os.environ.get(PLUGINS_VARIABLE) != "0" else ():
         registry.add_plugin(entry)
     return registry

@@ -1,4 +1,4 @@
-"""The features of ddplaunch: a folder each, above the core, and the list of them.
+"""The features of ddplaunch: a folder or a module each, above all layers, and the list of them.
 
 A folder holds all sides of its feature: what it adds to ddplaunch (``feature.py``), its options (``options.py``) and
 command (``command.py``), its part in the launcher (``node.py``), on node 0 (``job.py``) and in the user's processes
@@ -10,8 +10,7 @@ FEATURES = (
     "ssh",
     "preload",
     "check",
-    "inspect",
-    "samples",
+    "stacks",
     "memory",
     "runs",
     "live",
@@ -27,5 +26,9 @@ FEATURES = (
     "devices",
     "slurm_step",
     "warm",
+    "python",
 )
-"""Folders with a ``feature.py``, in order: a feature follows those that it requires."""
+"""Modules, or folders with a ``feature.py``, in order: a feature follows those that it requires."""
+
+OBSERVE = {"inspect": "ddplaunch.observe.feature", "samples": "ddplaunch.observe.samples.feature"}
+"""What the layer ``observe`` adds to ddplaunch in the same way. Features use it, so it cannot be taken away."""

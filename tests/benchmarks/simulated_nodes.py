@@ -25,7 +25,7 @@ from ddplaunch.core.messages import (
     NodeHello,
     RpcReply,
 )
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
 

@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.features import OBSERVE
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.package_copy import PACKAGE, copy_package
@@ -19,7 +20,11 @@ from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED
 from tests.test_imports import FEATURE_IMPORTS
 
-FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
+FOLDERS = sorted(
+    path.stem
+    for path in (PACKAGE / "features").iterdir()
+    if (path / "__init__.py").exists() or (path.suffix == ".py" and path.stem != "__init__")
+)
 
 PROGRAM = """
 import os, sys, time
@@ -30,7 +35,8 @@ time.sleep(600 if sys.argv[1] == "wait" else 0)
 
 REQUIRED = {name: {*FEATURE_IMPORTS.get(name, ())} for name in FOLDERS}
 for registered, feature in load_features():
-    REQUIRED[registered] |= {*feature.requires}
+    if registered not in OBSERVE:
+        REQUIRED[registered] |= {*feature.requires}
 
 
 def dependents_of(name: str) -> set[str]:
@@ -57,15 +63,16 @@ def without(package: Path, gone: set[str]) -> Iterator[None]:
     whole = path.read_text()
     aside = package.parent / "aside"
     aside.mkdir()
-    for name in gone:
-        (package / "features" / name).rename(aside / name)
+    paths = [path for name in gone for path in (package / "features").iterdir() if path.stem == name]
+    for moved in paths:
+        moved.rename(aside / moved.name)
     path.write_text(re.sub(rf'^    "({"|".join(gone)})",\n', "", whole, flags=re.MULTILINE))
     try:
         yield
     finally:
         path.write_text(whole)
-        for name in gone:
-            (aside / name).rename(package / "features" / name)
+        for moved in paths:
+            (aside / moved.name).rename(moved)
         aside.rmdir()
 
 

@@ -10,11 +10,11 @@ from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
-from ddplaunch.features.inspect.diagnosis import inspection as hangs
-from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.features.programs.sidecars import SidecarExited, SidecarListening, SidecarStarted
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
 from ddplaunch.features.runs.run_record import AttemptRecord, MismatchRecord, RankRecord, RunRecord, record_to_json
+from ddplaunch.observe.diagnosis import inspection as hangs
+from ddplaunch.observe.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.system.plan.plan import Plan

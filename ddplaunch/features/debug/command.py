@@ -21,8 +21,8 @@ from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import RunningBatchJob, find_batch_job, find_host_connector, find_running
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from ddplaunch.features.inspect.request import InspectJobRequest
+from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.request import InspectJobRequest
 from ddplaunch.system.clusters.host_spec import read_hosts
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program

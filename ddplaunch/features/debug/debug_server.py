@@ -24,9 +24,9 @@ from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debuggee import Debuggee, DebugUser
 from ddplaunch.features.debug.rank_terminal import RankTerminal
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
-from ddplaunch.features.inspect.rpc import inspect_job
+from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
+from ddplaunch.observe.diagnosis.stall_check import describe_locations
+from ddplaunch.observe.rpc import inspect_job
 from ddplaunch.system.processes.proc_utils import is_caught
 
 SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 class Debug(Feature):
-    requires = ("inspect",)
     options = (Debugging,)
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)

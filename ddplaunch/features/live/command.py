@@ -34,8 +34,6 @@ from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.live.frame import render_footer
 from ddplaunch.features.live.live_screen import LiveScreen
 from ddplaunch.features.live.live_view import (
@@ -54,6 +52,8 @@ from ddplaunch.features.runs.output_request import OutputChunk, TailOutputReques
 from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
+from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Live(Feature):
-    requires = ("inspect", "samples", "runs")
+    requires = ("runs",)
     options = (LiveDisplay,)
     commands = (Command("top", "Show the live status of a running job and its ranks.", heading="Watch", place=2),)
 

@@ -10,7 +10,6 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_size, group_consecutive
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.job_status import JobState
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.live.rank_table import TableRow, render_table, sort_rows
 from ddplaunch.features.live.styled_rows import Row, StyledText, flow_parts, truncate_row, wrap_text
 from ddplaunch.features.live.view_state import (
@@ -23,6 +22,7 @@ from ddplaunch.features.live.view_state import (
     rank_activities,
     wait_point,
 )
+from ddplaunch.observe.diagnosis.inspection import Inspection
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 
 MAX_FOOTER_ROWS = 6  # below the log

@@ -22,8 +22,8 @@ from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
-from ddplaunch.features.inspect.stacks_text import STACKS
 from ddplaunch.features.live.styled_rows import Row, render_row, row_width
+from ddplaunch.observe.stacks_text import STACKS
 
 FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least
 MAX_HELD_BYTES = 4 << 20  # of log lines that are held while the full screen is shown

@@ -18,12 +18,6 @@ from ddplaunch.core.control_socket.request import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition
-from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait
-from ddplaunch.features.inspect.diagnosis.waits import find_waits
-from ddplaunch.features.inspect.request import JobInspection, last_output_lines
-from ddplaunch.features.inspect.rpc import inspect_job
-from ddplaunch.features.inspect.stacks_text import render_stacks
 from ddplaunch.features.live.frame import build_table_rows, render_footer, render_full_screen
 from ddplaunch.features.live.live_screen import LiveScreen
 from ddplaunch.features.live.rank_table import SORT_KEYS
@@ -42,7 +36,13 @@ from ddplaunch.features.live.view_state import (
     rank_activities,
     waiting_ranks,
 )
-from ddplaunch.features.samples.sample import GpuSample, NodeSample
+from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition
+from ddplaunch.observe.diagnosis.wait_sentences import describe_wait
+from ddplaunch.observe.diagnosis.waits import find_waits
+from ddplaunch.observe.request import JobInspection, last_output_lines
+from ddplaunch.observe.rpc import inspect_job
+from ddplaunch.observe.samples.sample import GpuSample, NodeSample
+from ddplaunch.observe.stacks_text import render_stacks
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import read_tree_usage
 from ddplaunch.system.processes.proc_utils import is_suspended

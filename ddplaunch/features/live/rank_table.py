@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.features.inspect.diagnosis.inspection import RankInspection
 from ddplaunch.features.live.styled_rows import Row, StyledText, row_width, truncate_row
 from ddplaunch.features.live.view_state import RankActivity
+from ddplaunch.observe.diagnosis.inspection import RankInspection
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 

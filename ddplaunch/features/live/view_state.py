@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
-from ddplaunch.features.inspect.diagnosis.rank_position import (
+from ddplaunch.observe.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.diagnosis.rank_position import (
     UNRECORDED_FUNCTIONS,
     distributed_call_of,
     format_line,
     user_line_of,
 )
-from ddplaunch.features.inspect.diagnosis.waits import correct_counters
+from ddplaunch.observe.diagnosis.waits import correct_counters
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 class Memory(Feature):
-    requires = ("samples",)
     options = (MemoryReport,)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:

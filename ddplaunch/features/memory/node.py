@@ -29,7 +29,7 @@ from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
 from ddplaunch.features.memory.options import MemoryReport
-from ddplaunch.features.samples.node import SampleCollector
+from ddplaunch.observe.samples.node import SampleCollector
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.plan.rank_layout import Rank
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 class Metrics(Feature):
-    requires = ("samples",)
     options = (MetricsFile,)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
@@ -27,7 +26,7 @@ class Metrics(Feature):
         if path is None:
             return None
         from ddplaunch.features.metrics.prometheus_file import PrometheusFile
-        from ddplaunch.features.samples.node import SAMPLE_INTERVAL_S, SampleCollector
+        from ddplaunch.observe.samples.node import SAMPLE_INTERVAL_S, SampleCollector
 
         file = PrometheusFile(os.path.abspath(path), context.job.status, context.screen.show_note)
         if samples := context.find(SampleCollector):

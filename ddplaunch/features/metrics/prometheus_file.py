@@ -15,8 +15,8 @@ from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import RankState, Status
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.features.samples.node import CounterSnapshot
-from ddplaunch.features.samples.sample import NodeSample
+from ddplaunch.observe.samples.node import CounterSnapshot
+from ddplaunch.observe.samples.sample import NodeSample
 
 RANK_METRICS = (
     ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank and its descendants; reset at a restart."),

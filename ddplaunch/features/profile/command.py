@@ -21,15 +21,15 @@ from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.output.run_log import run_names
-from ddplaunch.features.inspect import py_spy
-from ddplaunch.features.inspect.diagnosis.rank_position import format_location
 from ddplaunch.features.profile.hot_spots import HotSpot, find_hot_spots, find_outliers, late_ranks
 from ddplaunch.features.profile.profile_files import perfetto_trace, speedscope_file
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, STARTING, RankProfile
 from ddplaunch.features.profile.request import ProfileJobRequest
 from ddplaunch.features.profile.rpc import ProfileRequest
 from ddplaunch.features.profile.torch_trace import Event
+from ddplaunch.observe.diagnosis.rank_position import format_location
 from ddplaunch.system.plan.numbers import parse_cpulist
+from ddplaunch.system.processes import py_spy
 
 MAX_LINES = 10
 TORCH_PROFILE_S = 5  # the longest with torch's profiler, which writes some megabytes each second

@@ -19,7 +19,6 @@ class ProfileSide(NodeSide):
 
 
 class Profile(Feature):
-    requires = ("inspect",)
     commands = (Command("profile", "Profile the ranks of a running job.", heading="Diagnose"),)
     requests = ("request",)
     rpc_kinds = ("rpc",)

@@ -8,10 +8,10 @@ from statistics import fmean, median_high
 from typing import NamedTuple
 
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
-from ddplaunch.features.inspect.diagnosis.rank_position import user_frame
-from ddplaunch.features.inspect.diagnosis.slow_ranks import RankClock, describe_slow_ranks, measure_lateness
 from ddplaunch.features.profile.rank_profile import RankProfile
+from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals
+from ddplaunch.observe.diagnosis.rank_position import user_frame
+from ddplaunch.observe.diagnosis.slow_ranks import RankClock, describe_slow_ranks, measure_lateness
 
 MIN_DIFFERENCE = 0.05  # of a rank's time at a line, compared with the other ranks, to be an outlier
 OUTLIER_FACTOR = 3.0  # a single outlier differs by this factor more than any other rank

@@ -18,8 +18,6 @@ from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rpc_kind import Reply
-from ddplaunch.features.inspect.node.rank_inspector import NOT_BEGUN, why_not_inspectable
-from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import (
     STARTING,
     TICK_INTERVAL_S,
@@ -28,6 +26,8 @@ from ddplaunch.features.profile.rank_profile import (
     max_places,
     parse_profile,
 )
+from ddplaunch.observe.node.rank_inspector import NOT_BEGUN, why_not_inspectable
+from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.system.processes.proc_utils import contains_signal, read_signal_sets
 
 _TRANSFER_S = 4.0  # for the replies. Until then, 5 s after the last tick, ranks may write: they may hold the GIL

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch import __version__
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.features.inspect.diagnosis.rank_position import PACKAGE_PATH
 from ddplaunch.features.profile.rank_profile import TICK_INTERVAL_S, RankProfile
 from ddplaunch.features.profile.torch_trace import Event, torch_events
+from ddplaunch.observe.diagnosis.rank_position import PACKAGE_PATH
 
 _STACKS, _COLLECTIVES = 1, 1000  # thread ids in a rank's process of the trace; each lane of collectives is a thread
 _TORCH_LEAD_S = 0.2  # torch's profiler may begin this long before the first tick, and times must not be negative

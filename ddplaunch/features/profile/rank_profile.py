@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.stack_frames import Frame, is_internal_file, is_module_start, make_frame
 from ddplaunch.base.types import ClockDifference, Count, IntTable, Name, Path, Seconds, TextLine, Timestamp
-from ddplaunch.features.inspect.diagnosis.flight_recorder import collectives_between
+from ddplaunch.observe.diagnosis.flight_recorder import collectives_between
 
 TICK_INTERVAL_S = 0.02
 MAX_PROFILE_S = 60

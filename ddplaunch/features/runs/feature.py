@@ -7,7 +7,6 @@ from ddplaunch.features.runs.options import History
 
 
 class Runs(Feature):
-    requires = ("inspect", "samples")
     options = (History,)
     locators = ("run_lookup",)
     requests = ("output_request", "time_tracker")
@@ -25,7 +24,7 @@ class Runs(Feature):
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         from ddplaunch.features.runs import history_recorder, sample_file, time_tracker
-        from ddplaunch.features.samples.node import SampleCollector
+        from ddplaunch.observe.samples.node import SampleCollector
 
         if context.options[History].no_history:
             return time_tracker.TimeTracker(context.plan.nnodes)

@@ -23,12 +23,12 @@ from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.locate import RemoteJob, RunningJob, describe_unreachable
 from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.features.inspect.diagnosis.rank_position import format_exit
-from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
 from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
 from ddplaunch.features.runs.run_record import RunRecord, RunState, is_unread_note
+from ddplaunch.observe.diagnosis.rank_position import format_exit
+from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended
 
 RATE_INTERVAL_S = 0.5  # between the two inspections for the rate

@@ -14,10 +14,10 @@ from ddplaunch.base.text import format_count, format_elapsed, format_size, signa
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import ProgramStatus
-from ddplaunch.features.inspect.diagnosis.rank_position import format_exit
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.observe.diagnosis.rank_position import format_exit
 
 MAX_ATTEMPTS = 10  # shown: the last ones
 MAX_RANKS = 32  # shown; --json has all

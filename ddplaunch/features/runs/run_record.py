@@ -43,9 +43,9 @@ from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_pro
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
+from ddplaunch.observe.diagnosis.inspection import Inspection
 from ddplaunch.system.processes.proc_utils import start_ticks
 
 UNREAD_TEXT = "of its record could not be read"

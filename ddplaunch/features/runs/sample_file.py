@@ -12,8 +12,8 @@ from msgspec import Struct
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.types import Count, TextLine, as_dict, convert, parse
-from ddplaunch.features.samples.node import CounterSnapshot
-from ddplaunch.features.samples.sample import NodeSample, downsample
+from ddplaunch.observe.samples.node import CounterSnapshot
+from ddplaunch.observe.samples.sample import NodeSample, downsample
 from ddplaunch.system.plan.plan import Plan
 
 MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB

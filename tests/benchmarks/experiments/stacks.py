@@ -4,8 +4,8 @@ import time
 
 from ddplaunch.cli import client
 from ddplaunch.core.control_socket.socket_dir import list_sockets
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from ddplaunch.features.inspect.request import InspectJobRequest
+from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.request import InspectJobRequest
 from tests.benchmarks import harness as bench
 
 

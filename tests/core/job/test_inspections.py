@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.messages import RanksInspected, RpcReply, RpcRequest
-from ddplaunch.features.inspect.diagnosis.inspection import (
+from ddplaunch.observe.diagnosis.inspection import (
     Collective,
     Detail,
     GroupState,
@@ -19,9 +19,9 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
-from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
-from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S, CRASHES_TOGETHER_S
-from ddplaunch.features.inspect.messages import CrashInspected, CrashSeen
+from ddplaunch.observe.diagnosis.stack_groups import group_ranks
+from ddplaunch.observe.job.inspect_job import BEFORE_STOP_TIMEOUT_S, CRASHES_TOGETHER_S
+from ddplaunch.observe.messages import CrashInspected, CrashSeen
 from tests.core.job.test_machine import joined
 
 

@@ -13,8 +13,8 @@ from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.features.check.messages import CheckNode
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from ddplaunch.features.inspect.rpc import InspectKind
+from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.rpc import InspectKind
 from tests.core.job.test_machine import CHECKED, Job
 
 

@@ -30,9 +30,9 @@ from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
-from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
-from ddplaunch.features.inspect.options import Hangs
+from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.messages import ArrivalsReported, StallSuspected, StragglersFound
+from ddplaunch.observe.options import Hangs
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
 

@@ -19,7 +19,7 @@ from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.observe.diagnosis.inspection import Detail
 from tests.core.job.test_machine import Job
 
 

@@ -14,12 +14,12 @@ from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection, Thread
-from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
-from ddplaunch.features.inspect.messages import StallSuspected, StragglersFound
-from ddplaunch.features.inspect.options import Hangs
+from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, Inspection, Thread
+from ddplaunch.observe.job.stall_limit import STALL_CHECK_INTERVAL_S
+from ddplaunch.observe.messages import StallSuspected, StragglersFound
+from ddplaunch.observe.options import Hangs
 from tests.core.job.test_machine import Job, joined
-from tests.features.inspect.diagnosis.test_stall import rank
+from tests.observe.diagnosis.test_stall import rank
 
 
 def test_timeout_stops_the_ranks():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.constant_override import launcher_with_constant
-from tests.features.inspect.test_slow_rank import LONG, PROGRAM, SENTENCE
+from tests.observe.test_slow_rank import LONG, PROGRAM, SENTENCE
 from tests.scaled_timeouts import scaled_timeout
 from tests.skewed_clock import skewed_environment
 

@@ -2,8 +2,8 @@
 
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.features.inspect.diagnosis import inspection as hangs
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
+from ddplaunch.observe.diagnosis import inspection as hangs
 
 BEGAN = 1_795_362_600.0
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.core.output.isolation import Isolation
-from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs.output_request import TailOutputRequest
+from ddplaunch.observe.request import InspectJobRequest
 from tests.conftest import wait_until, write_program
 from tests.constant_override import write_launcher
 from tests.start_modes import LIGHT
@@ -23,10 +23,10 @@ BROKEN = {
     "features.notify.feature.Notify.make_node_side": "a hook",
     "features.preload.feature.Preload.plan_zygote": "a plan",
     "features.runs.output_request.TailOutputRequest.handle": "a request",
-    "features.inspect.request.JobInspection": "an answer that comes later",
-    "features.inspect.node.rank_inspector.RankInspector._poll_replies": "an inspection",
-    "features.inspect.node.stall_detector.StallDetector._on_rank_activity": "a clock",
-    "features.inspect.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
+    "observe.request.JobInspection": "an answer that comes later",
+    "observe.node.rank_inspector.RankInspector._poll_replies": "an inspection",
+    "observe.node.stall_detector.StallDetector._on_rank_activity": "a clock",
+    "observe.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
     "features.programs.node.ProgramRunner.on_zygote_event": "a sidecar",
     "features.memory.node.MemorySide.explain_failure": "a hint",
 }

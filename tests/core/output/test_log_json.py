@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.core.output.log_message import MessageKind
-from ddplaunch.features.inspect.stacks_text import STACKS
+from ddplaunch.observe.stacks_text import STACKS
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
 from tests.reference.page import read_tables
 from tests.start_modes import LIGHT

@@ -29,7 +29,7 @@ from ddplaunch.features.debug.messages import (
     UserOutput,
 )
 from ddplaunch.features.debug.user_terminals import RemoteTerminal
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from tests.conftest import wait_until
 from tests.core.net.fake_peer import ManualLoop
 

@@ -12,18 +12,6 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.features.inspect.diagnosis.inspection import (
-    ActiveCall,
-    Collective,
-    Detail,
-    Frame,
-    GroupState,
-    Inspection,
-    ProcessCondition,
-    RankInspection,
-    Thread,
-)
-from ddplaunch.features.inspect.request import JobInspection, last_output_line
 from ddplaunch.features.live import command, live_view
 from ddplaunch.features.live.frame import (
     MAX_FOOTER_ROWS,
@@ -58,10 +46,22 @@ from ddplaunch.features.live.view_state import (
     rank_activity,
     waiting_ranks,
 )
-from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
+from ddplaunch.observe.diagnosis.inspection import (
+    ActiveCall,
+    Collective,
+    Detail,
+    Frame,
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.observe.request import JobInspection, last_output_line
+from ddplaunch.observe.samples.sample import GpuSample, NodeSample, RankSample
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
-from tests.features.inspect.diagnosis.recorded_hangs import C10D
+from tests.observe.diagnosis.recorded_hangs import C10D
 
 GIB = 1 << 30
 

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.live import command
 from ddplaunch.features.live.command import SocketJobSource
+from ddplaunch.observe.diagnosis.inspection import Detail
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, wait_until_idle, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.fake_nvml import without_gpus
-from tests.features.inspect.diagnosis.clauses import NO_WAIT
+from tests.observe.diagnosis.clauses import NO_WAIT
 from tests.start_modes import LIGHT
 from tests.terminal_emulator import TerminalEmulator
 

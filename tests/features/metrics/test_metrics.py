@@ -8,7 +8,7 @@ import pytest
 from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.metrics.prometheus_file import PrometheusFile
-from ddplaunch.features.samples.node import CounterSnapshot
+from ddplaunch.observe.samples.node import CounterSnapshot
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 from tests.conftest import assert_refused, write_program

@@ -18,11 +18,11 @@ from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rank.rank_runner import load_private_module
-from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.hot_spots import NATIVE_FRAME, find_hot_spots, find_outliers, late_ranks
 from ddplaunch.features.profile.node import RankProfiler
 from ddplaunch.features.profile.rank_profile import STARTING, CollectiveKind, RankProfile
 from ddplaunch.features.profile.rpc import KIND, ProfileRequest
+from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_
 from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import sample_file_name
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
-from ddplaunch.features.samples.sample import NodeSample, RankSample
+from ddplaunch.observe.samples.sample import NodeSample, RankSample
 from tests.conftest import wait_until, write_program
 from tests.constant_override import launcher_with_constant
 from tests.features.runs.recorded_events import plan

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from ddplaunch.core import events
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.output.streams import TailBuffer
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.features.runs import history_recorder, history_store, run_record
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.features.runs.history_store import MAX_RUNS
 from ddplaunch.features.runs.run_record import RunState
+from ddplaunch.observe.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
 from tests.conftest import run_command, write_program
 from tests.core.output.sample_records import record
 from tests.features.runs.recorded_events import plan

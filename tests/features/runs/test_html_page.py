@@ -20,8 +20,6 @@ from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
 from ddplaunch.cli.locate import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
-from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs.html_report import charts, render_page
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
@@ -33,7 +31,9 @@ from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
-from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
+from ddplaunch.observe.diagnosis.inspection import ProcessCondition
+from ddplaunch.observe.request import InspectJobRequest, JobInspection
+from ddplaunch.observe.samples.sample import GpuSample, NodeSample, RankSample
 from tests.browser import measure_page, needs_browser, open_page, search_page
 from tests.core.output.sample_records import BEGAN, inspection, record
 

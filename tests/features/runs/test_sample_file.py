@@ -9,7 +9,9 @@ import pytest
 
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
-from ddplaunch.features.inspect.diagnosis.inspection import (
+from ddplaunch.features.runs import history_store, sample_file
+from ddplaunch.features.runs.sample_file import MAX_BYTES, SampleFile, plan_file_name, sample_file_name
+from ddplaunch.observe.diagnosis.inspection import (
     CollectiveArrivals,
     Detail,
     GroupState,
@@ -17,10 +19,8 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
-from ddplaunch.features.runs import history_store, sample_file
-from ddplaunch.features.runs.sample_file import MAX_BYTES, SampleFile, plan_file_name, sample_file_name
-from ddplaunch.features.samples.node import LATER, SAMPLE_INTERVAL_S, CounterSnapshot, SampleCollector
-from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
+from ddplaunch.observe.samples.node import LATER, SAMPLE_INTERVAL_S, CounterSnapshot, SampleCollector
+from ddplaunch.observe.samples.sample import GpuSample, NodeSample, RankSample
 from tests.conftest import wait_until, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.features.runs.recorded_events import plan
@@ -142,7 +142,7 @@ def test_intervals_between_samples(monkeypatch):
     for _ in range(8):
         clock.pass_on()
     assert clock.waits[1:] == [1, 1, 2, 4, 7, *[SAMPLE_INTERVAL_S] * 4]
-    monkeypatch.setattr("ddplaunch.features.samples.node.AFTER", 0.0)
+    monkeypatch.setattr("ddplaunch.observe.samples.node.AFTER", 0.0)
     clock.pass_on()
     assert clock.waits[-1] == LATER
     assert len(received) == 10

@@ -54,7 +54,7 @@ class Side:
                 if not frame:
                     self._endpoint.wake_main_thread()
             elif self._sampler is not None:
-                state = load_private_module("features/inspect/rank/torch_state")
+                state = load_private_module("observe/rank/torch_state")
                 at = frame or sys._current_frames().get(self._endpoint.main_thread)
                 self._sampler.write_result(at, [] if frame else state.traces(details=True))
         except Exception:

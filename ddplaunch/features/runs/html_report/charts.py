@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ddplaunch.base.text import format_elapsed, format_size
 from ddplaunch.features.runs.html_report.page_run import PageRun
 from ddplaunch.features.runs.html_report.timeline import LABELS, Box, at
-from ddplaunch.features.samples.sample import GpuSample, RankSample
+from ddplaunch.observe.samples.sample import GpuSample, RankSample
 
 CHART_STEPS = 200
 HOVER_STRIPES = 50  # of a chart, each with a tooltip

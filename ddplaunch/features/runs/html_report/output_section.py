@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from ddplaunch.base.errors import escape_control_chars, truncate_line
 from ddplaunch.base.text import format_count
-from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.runs.html_report.page_run import PageRun
+from ddplaunch.observe.diagnosis.waits import find_waits
 
 MAX_BYTES = 400 << 10  # of all ranks together
 MAX_BYTES_PER_RANK, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for

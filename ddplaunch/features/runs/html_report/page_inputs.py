@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import LaunchError, host_name
 from ddplaunch.cli import client
 from ddplaunch.core.control_socket.job_status import RankState, RankStatus
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store, rank_logs, sample_file
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES_PER_RANK
 from ddplaunch.features.runs.html_report.page_run import PageInputs
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord
 from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
-from ddplaunch.features.samples.sample import average
+from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.request import InspectJobRequest, JobInspection
+from ddplaunch.observe.samples.sample import average
 
 REPLY_TIMEOUT_S = 5.0  # for the job's launcher: it may be suspended
 

@@ -14,7 +14,7 @@ from ddplaunch.base.text import signal_name
 from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord
 from ddplaunch.features.runs.sample_file import SavedPlan
-from ddplaunch.features.samples.sample import NodeSample, RankSample, average
+from ddplaunch.observe.samples.sample import NodeSample, RankSample, average
 
 REFRESH_S = 5  # between two reloads of a page that is served
 

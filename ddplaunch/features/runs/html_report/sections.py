@@ -16,14 +16,14 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_count, format_elapsed, format_ranks, format_size, join_names, signal_name
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
-from ddplaunch.features.inspect.diagnosis.rank_position import busy_workers, format_exit, worker_name
-from ddplaunch.features.inspect.diagnosis.stack_groups import StackGroup, group_ranks
-from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
-from ddplaunch.features.inspect.diagnosis.waits import find_waits
-from ddplaunch.features.inspect.stacks_text import inspection_notes as notes_on
 from ddplaunch.features.runs.html_report import charts
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageRun, RankRow, time_of_day
+from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.diagnosis.rank_position import busy_workers, format_exit, worker_name
+from ddplaunch.observe.diagnosis.stack_groups import StackGroup, group_ranks
+from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
+from ddplaunch.observe.diagnosis.waits import find_waits
+from ddplaunch.observe.stacks_text import inspection_notes as notes_on
 
 _STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200

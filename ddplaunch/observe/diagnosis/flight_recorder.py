@@ -1,0 +1,234 @@
+"""Parses dumps of torch's flight recorder: how far a rank is in each process group, and its last collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, NamedTuple, TypeVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import MAX_COUNT, NonNegativeFloat, Number, parse
+from ddplaunch.observe.diagnosis.inspection import ActiveCall, Collective, Group, GroupState
+
+MAX_GROUPS = 1024
+"""Process groups of a rank that are read at most."""
+
+_MAX_ENTRIES = 1 << 16
+_MAX_DIMENSIONS = 8
+_NAMED_TENSORS = 2
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""torch's internal type names that are not just another spelling of the usual name (like "BFloat16")."""
+
+T = TypeVar("T")
+
+Counter = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Nanoseconds = Counter  # since the epoch
+NumberText = Annotated[str, Meta(pattern=r"^-?[0-9]{1,18}$")]
+
+
+class GroupStatus(Struct, frozen=True):
+    """How far a rank is in a process group; -1 is none."""
+
+    last_enqueued_collective: NumberText | Number = -1
+    last_completed_collective: NumberText | Number = -1
+
+
+class RecordedStates(Struct, frozen=True):
+    """A dump without entries; its groups by their numbers."""
+
+    pg_status: dict[str, GroupStatus] = {}
+
+
+class RecordedOperation(Struct, frozen=True):
+    """An entry of a dump, as torch writes it."""
+
+    process_group: tuple[str, str]  # name, description
+    collective_seq_id: Counter
+    time_created_ns: Nanoseconds
+    pg_id: Counter = 0  # of its process group; later groups of the process have higher ones
+    profiling_name: str = ""  # "gloo:all_reduce"
+    op_id: Number = -1
+    input_dtypes: list[str] = []
+    input_sizes: list[list[int]] = []
+    timeout_ms: NonNegativeFloat = 0.0
+    time_discovered_completed_ns: Nanoseconds | None = None
+    is_p2p: bool = False
+    retired: bool = False
+    state: str = ""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Name and description of its process group."""
+        return sanitize_line(self.process_group[0]), sanitize_line(self.process_group[1])
+
+
+class RecordedOperations(Struct, frozen=True):
+    """A dump with entries; None: it has none."""
+
+    entries: list[RecordedOperation] | None = None
+
+
+def decode_dump(dump: bytes, kind: type[T]) -> T:
+    """Decode a dump. ValueError: it is not one of torch."""
+    try:
+        return parse(dump, kind)
+    except ProtocolError as error:
+        raise ValueError(f"not a dump of torch: {error}") from None
+
+
+def parse_states(dump: bytes) -> tuple[GroupState, ...]:
+    """Parse how far a rank is in each process group that it has used; ValueError if it is not such a dump."""
+    return tuple(
+        GroupState(
+            sanitize_line(name),
+            max(int(status.last_enqueued_collective), 0),
+            max(int(status.last_completed_collective), 0),
+        )
+        for name, status in islice(decode_dump(dump, RecordedStates).pg_status.items(), MAX_GROUPS)
+    )
+
+
+def parse_group_counts(reply: bytes) -> dict[Group, int]:
+    """Parse a rank's process groups, in the order of their creation, and the number of operations in each so far.
+
+    ``reply`` is written by ``rank/torch_state.py``; -1 is an unknown number. ValueError for anything else.
+    """
+    found: dict[Group, int] = {}
+    try:
+        for name, description, ranks, count in islice(json.loads(reply), MAX_GROUPS):
+            found[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(count)
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError("no groups") from error
+    return found
+
+
+def parse_call(reply: bytes) -> ActiveCall | None:
+    """Parse the function that a rank is in, as ``rank/torch_state.py`` writes it; ValueError for anything else."""
+    if not reply:
+        return None
+    function, operation, number, *more = reply.decode("ascii").split(" ")
+    members, key, world_size = (*more, *("-", "-", "0")[len(more) :])
+    return ActiveCall(
+        sanitize_line(function),
+        sanitize_line(operation),
+        int(number) if 0 <= int(number) <= MAX_COUNT else None,
+        tuple(map(int, members.split(","))) if members != "-" else (),
+        sanitize_line(key.encode("ascii").decode("unicode_escape")) if key != "-" else "",
+        int(world_size) if 0 < int(world_size) <= MAX_COUNT else 0,
+    )
+
+
+def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+    """Replace the group numbers in ``states`` by names; torch numbers groups in each process as it creates them.
+
+    Once groups were destroyed the numbers no longer fit, which the counts in ``known`` reveal. Then the completed
+    operations are unknown: all but the last one count as completed, so that a rank that may wait is queried again.
+    """
+    groups = list(known)
+    if all(
+        each.group.isdecimal()
+        and int(each.group) < len(groups)
+        and not 0 <= known[groups[int(each.group)]] < each.enqueued
+        for each in states
+    ):
+        return tuple(replace(each, group=groups[int(each.group)].group) for each in states)
+    return tuple(GroupState(group.group, count, count - 1) for group, count in known.items() if count > 0)
+
+
+def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+    """Return the group states of a rank without a flight recorder: what it has entered counts as completed."""
+    return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
+
+
+def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
+    """Parse the collectives of a dump with entries: in each group the oldest incomplete one, and the last.
+
+    Raises ValueError if it is not such a dump.
+    """
+    found: list[Collective] = []
+    for entries in _by_group(dump).values():
+        last = max(entries, key=lambda entry: entry.number)
+        waiting = [entry for entry in entries if not entry.completed]
+        oldest = min(waiting, key=lambda entry: entry.number, default=last)
+        found += [last] if oldest is last else [oldest, last]
+    return tuple(found)
+
+
+class RecordedCall(NamedTuple):
+    """A collective in the flight recorder, with its group's description and its end."""
+
+    collective: Collective
+    description: str  # of its group: "default_pg"
+    ended: float  # seconds since the epoch; 0 if unknown, as on gloo
+
+
+def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
+    """Yield the collectives that were entered between two moments; ValueError if it is not a dump."""
+    for entry in _entries(dump):
+        if since <= entry.time_created_ns / 1e9 <= until and not entry.is_p2p:
+            ended = (entry.time_discovered_completed_ns or 0) / 1e9
+            yield RecordedCall(_collective(entry), entry.group[1], ended)
+
+
+def _by_group(dump: bytes) -> dict[str, list[Collective]]:
+    """Return the collectives of each group, of several with one name those of the newest.
+
+    After ``destroy_process_group`` torch names new groups like the old ones.
+    """
+    found: dict[str, list[Collective]] = {}
+    entries = [entry for entry in _entries(dump) if not entry.is_p2p]  # NCCL numbers its send and recv separately
+    newest = {entry.group[0]: entry.pg_id for entry in sorted(entries, key=lambda entry: entry.pg_id)}
+    for entry in entries:
+        group = entry.group[0]
+        if entry.pg_id == newest[group] and (len(found) < MAX_GROUPS or group in found):
+            found.setdefault(group, []).append(_collective(entry))
+    return found
+
+
+def _entries(dump: bytes) -> list[RecordedOperation]:
+    return (decode_dump(dump, RecordedOperations).entries or [])[-_MAX_ENTRIES:]
+
+
+def _collective(entry: RecordedOperation) -> Collective:
+    return Collective(
+        group=entry.group[0],
+        number=entry.collective_seq_id,
+        operation=sanitize_line(entry.profiling_name.rpartition(":")[2]),
+        tensors=_tensors(entry.input_dtypes, entry.input_sizes),
+        timeout=entry.timeout_ms / 1e3,
+        entered=entry.time_created_ns / 1e9,
+        completed=entry.retired or entry.state == "completed",
+        alone=entry.op_id == entry.collective_seq_id,
+    )
+
+
+def _tensors(types: Sequence[str], sizes: Sequence[Sequence[int]]) -> str:
+    """Format tensors as "float32[2, 3], int64[1]"; of many only the first."""
+    if len(types) != len(sizes):
+        raise ValueError("types and sizes do not go together")
+    named = [_tensor(*each) for each in zip(types[:_NAMED_TENSORS], sizes[:_NAMED_TENSORS], strict=True)]
+    more = len(types) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _tensor(kind: str, sizes: Sequence[int]) -> str:
+    name = sanitize_line(kind.rpartition("::")[2], 40)
+    shape = ", ".join([*map(str, sizes[:_MAX_DIMENSIONS]), *["…"] * (len(sizes) > _MAX_DIMENSIONS)])
+    return f"{_DTYPES.get(name, name.lower())}[{shape}]"
