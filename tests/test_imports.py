@@ -18,6 +18,15 @@ PACKAGE = Path(ddplaunch.__file__).parent
 LAYERS = ("base", "system", "core", "observe", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
+CORE_FLOORS = (
+    {"job", "node"},  # machines: they decide, and are pure
+    {"rank", "output", "net", "agent", "control_socket"},  # effects
+)
+"""The folders of the core, above its own modules, which are data: events, messages, failures, options and configs."""
+
+CORE_INTERFACES = {"core.feature", "core.feature_registry", "core.rpc_kind"}
+"""What features implement: these modules name the types of all floors, for type checking alone."""
+
 FEATURE_IMPORTS = {
     "doctor": {"check"},
     "live": {"runs"},
@@ -163,6 +172,39 @@ def test_imports_run_downward():
         if layer(name) in LAYERS and LAYERS.index(layer(imported)) > LAYERS.index(layer(name))
     }
     assert sorted(found) == []
+
+
+def floor(name: str) -> int:
+    """The floor of a module of the core: 0 is data."""
+    folder = name.split(".")[1]
+    return next((number for number, folders in enumerate(CORE_FLOORS, 1) if folder in folders), 0)
+
+
+def test_the_core_has_floors():
+    """Its modules import from their own floor and from those below, and its folders in one direction."""
+    wrong, between = [], set()
+    for name in modules():
+        for imported in own(name) if name.startswith("core.") else ():
+            if not imported.startswith("core.") or (name in CORE_INTERFACES and imported not in loaded_by(name)):
+                continue
+            if floor(imported) > floor(name):
+                wrong.append((name, imported))
+            elif floor(name) == floor(imported) > 0 and name.split(".")[1] != imported.split(".")[1]:
+                between.add((name.split(".")[1], imported.split(".")[1]))
+    assert wrong == []
+    assert {(a, b) for a, b in between if (b, a) in between} == set()
+    assert not {(a, b) for a, b in between if a in CORE_FLOORS[0]}, "the job's decisions and a node's are apart"
+
+
+def loaded_by(name: str) -> set[str]:
+    """The modules of the package that a module imports when it is imported, or later: not for type checking alone."""
+    for_types = [
+        ast.unparse(each)
+        for node in ast.walk(modules()[name])
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for each in node.body
+    ]
+    return {each for each in own(name) if not any(f"ddplaunch.{each} import" in text for text in for_types)}
 
 
 def test_lower_layers_do_not_name_upper_ones_in_texts_either():

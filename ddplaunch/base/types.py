@@ -28,6 +28,7 @@ JsonObject = dict[str, JsonValue]
 MAX_COUNT = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 MAX_PATH = 4096  # characters
 WEEK_S = 7 * 86400.0  # the longest duration that most options accept
+MIN_HEARTBEAT_TIMEOUT_S = 2.0  # with less, a busy machine would count as lost
 _WEEK_US = int(WEEK_S) * 1_000_000
 _MAX_INT = 1 << 62
 

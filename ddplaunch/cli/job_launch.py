@@ -20,19 +20,19 @@ from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
 from ddplaunch.cli.startup_notice import StartupNotice
+from ddplaunch.core.agent.node_rpc import NodeRpc
+from ddplaunch.core.agent.node_sides import NodeSides
+from ddplaunch.core.agent.runner import NodeRunner
 from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
-from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.runner import NodeRunner
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.output.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, make_screen

@@ -11,10 +11,10 @@ import signal
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options
 from ddplaunch.cli.planning import plan_zygote
+from ddplaunch.core.agent.process_tree import ProcessTree
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
-from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.options import Preemption
+from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS

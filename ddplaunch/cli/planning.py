@@ -22,9 +22,9 @@ from ddplaunch.cli.cluster_detection import (
 )
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.option_values import AUTO
 from ddplaunch.core.options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
-from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine

@@ -10,7 +10,7 @@ from ddplaunch.base.text import format_rank_range, format_ranks
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.core.node_config import ShowRule, ShowRules
 from ddplaunch.core.options import Output
-from ddplaunch.core.output.prefix import uses_rank_only
+from ddplaunch.core.prefix import uses_rank_only
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 

@@ -30,11 +30,11 @@ from ddplaunch.base.types import (
 )
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.messages import JobStalled as JobStalled
 from ddplaunch.core.messages import NodeLost as NodeLost
 from ddplaunch.core.messages import RanksInspected as RanksInspected
 from ddplaunch.core.messages import Restarting as Restarting
-from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.system.plan.plan import Plan
 
 

@@ -18,21 +18,21 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.base.options import OptionGroup, Options
+    from ddplaunch.core.agent.node_context import NodeContext
+    from ddplaunch.core.agent.node_ranks import NodeRanks
+    from ddplaunch.core.agent.process_tree import ProcessTree
+    from ddplaunch.core.agent.zygote_process import ZygoteSource
     from ddplaunch.core.control_socket.request import ServedJob
     from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+    from ddplaunch.core.isolation import IsolatedLoop
     from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
     from ddplaunch.core.messages import CheckRequest, FromNode, Message
-    from ddplaunch.core.node.node_context import NodeContext
-    from ddplaunch.core.node.node_ranks import NodeRanks
-    from ddplaunch.core.node.process_tree import ProcessTree
-    from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig, ScreenOptions
-    from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen
     from ddplaunch.core.rank.zygote_messages import RankJob

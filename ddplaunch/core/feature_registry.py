@@ -16,8 +16,8 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
+    from ddplaunch.core.agent.zygote_process import ZygoteSource
     from ddplaunch.core.messages import Message
-    from ddplaunch.core.node.zygote_process import ZygoteSource
 
 PLUGIN_GROUP = "ddplaunch.features"
 PLUGINS_VARIABLE = "DDPLAUNCH_PLUGINS"  # "0" leaves all plug-ins out

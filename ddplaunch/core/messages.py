@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ddplaunch.base.types import (
+    MIN_HEARTBEAT_TIMEOUT_S,
     CommandText,
     Count,
     Hint,
@@ -24,7 +25,6 @@ from ddplaunch.base.types import (
     Timestamp,
 )
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
-from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
@@ -213,6 +213,21 @@ class JoinStatus(FromNodeZero, frozen=True):
     missing: tuple[Count, ...]  # the lowest missing node ranks
     window_s: Seconds | None = None  # until the job starts with those that have joined; None if they are too few
     kind: Literal["node", "task"] = "node"  # the word in messages
+
+    def describe(self) -> str:
+        """Describe who has joined, without the elapsed time: "2/4 nodes joined, waiting for node 2, 3"."""
+        count = f"{self.joined}/{self.max_nodes}"
+        if self.min_nodes < self.max_nodes:
+            count = f"{self.joined} of {self.min_nodes} to {self.max_nodes}"
+        joined, missing = f"{count} {self.kind}s joined", f"{self.kind} {self.describe_missing()}"
+        if self.window_s is not None:
+            return f"{joined}, starting in {self.window_s:.0f} s unless {missing} joins first"
+        return f"{joined}, waiting for {missing}"
+
+    def describe_missing(self) -> str:
+        """List the missing node ranks: "2, 3 and 5 more"."""
+        unnamed = self.max_nodes - self.joined - len(self.missing)
+        return ", ".join(map(str, self.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 class StartAttempt(FromNodeZero, frozen=True):

@@ -32,7 +32,7 @@ class ShowRules(Struct, frozen=True):
 class ScreenOptions(Struct, frozen=True):
     """How a screen shows the output."""
 
-    prefix: str  # before each line of a rank: core/output/prefix.py
+    prefix: str  # before each line of a rank: core/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
     colour: bool

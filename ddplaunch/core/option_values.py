@@ -12,7 +12,7 @@ from typing import Any
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, Read
 from ddplaunch.base.types import WEEK_S
-from ddplaunch.core.output.prefix import check_template as check_prefix
+from ddplaunch.core.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
 
 AUTO = "auto"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.base.types import WEEK_S
-from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
+from ddplaunch.base.types import MIN_HEARTBEAT_TIMEOUT_S, WEEK_S
 from ddplaunch.core.option_values import (
     AUTO,
     UNBOUNDED,
@@ -25,7 +24,7 @@ from ddplaunch.core.option_values import (
     seconds,
     time_limit,
 )
-from ddplaunch.core.output.prefix import DEFAULT_PREFIX, uses_rank_only
+from ddplaunch.core.prefix import DEFAULT_PREFIX, uses_rank_only
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import DEFAULT_ROLE
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.net.clock_offset import ClockOffset
-from ddplaunch.core.node.node_ranks import NodeRanks
+
+if TYPE_CHECKING:
+    from ddplaunch.core.agent.node_ranks import NodeRanks
 
 GetOffset = Callable[[int], ClockOffset]  # returns the clock offset of a node
 Reply = Callable[[Any, bool], None]  # sends a payload, and whether it is the last

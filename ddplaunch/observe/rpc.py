@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from ddplaunch.core.agent.node_rpc import NodeRpc
+from ddplaunch.core.clock_offset import ClockOffset, to_local_time
 from ddplaunch.core.messages import RpcReply
-from ddplaunch.core.net.clock_offset import ClockOffset, to_local_time
-from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.rpc_kind import GetOffset, Kind
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.observe.slow_rank_detector import add_slow_ranks

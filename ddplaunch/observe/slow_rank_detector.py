@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Inspection
 from ddplaunch.observe.diagnosis.slow_ranks import (
     RankClock,

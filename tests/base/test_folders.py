@@ -7,9 +7,9 @@ import resource
 import pytest
 from msgspec import Struct
 
-from ddplaunch.base.history_dir import history_dir, open_history_dir
-from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.safe_files import make_private_dir
+from ddplaunch.system.history_dir import history_dir, open_history_dir
+from ddplaunch.system.record_folder import RecordFolder
 
 
 def test_a_relative_folder_for_temporary_files_holds_after_chdir(tmp_path, monkeypatch):

@@ -27,7 +27,6 @@ from ddplaunch.core.control_socket.server import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor import messages as doctor_messages
 from ddplaunch.features.runs.run_record import RunRecord
@@ -217,7 +216,7 @@ def test_random_messages_are_accepted_or_refused(kind):
 def act_on(message: messages.Message) -> None:
     """Make the texts that this machine shows of a message, and check that they are harmless."""
     if isinstance(message, messages.JoinStatus):
-        assert escape_control_chars(format_join_status(message)) == format_join_status(message)
+        assert escape_control_chars(message.describe()) == message.describe()
     verdict: FailureReport | None = None
     if isinstance(message, messages.EndJob):
         verdict = message.outcome.verdict

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.agent.node_ranks import RankProcess
+from ddplaunch.core.agent.rank_channel import RankChannel
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.node.node_ranks import RankProcess
-from ddplaunch.core.node.rank_channel import RankChannel
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.observe.diagnosis.inspection import Detail, GroupState, Inspection
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 from ddplaunch.observe.node import node_inspections, rank_inspector

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.core.node.node_ranks import RankProcess
+from ddplaunch.core.agent.node_ranks import RankProcess
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition
 from ddplaunch.observe.diagnosis.stack_parser import parse_dump
 from ddplaunch.observe.node.rank_stack_dump import RankStackDump

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S
+from ddplaunch.core.signals import DUPLICATE_WINDOW_S
 from ddplaunch.features.slurm_step.node import CHECK_INTERVAL_S
 from tests.conftest import PROGRAMS, ddplaunch_command, write_program
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml

@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.history_dir import MAX_TARGET_CHARS
 from ddplaunch.base.types import (
     AttemptNumber,
     Count,
@@ -25,6 +24,7 @@ from ddplaunch.base.types import (
 )
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
+from ddplaunch.system.history_dir import MAX_TARGET_CHARS
 from ddplaunch.system.plan.plan import Plan
 
 MAX_PENDING_EVENTS = 4096  # of the tracker, before they are applied

@@ -13,11 +13,11 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.types import TaggedMessage
 
 if TYPE_CHECKING:
+    from ddplaunch.core.agent.node_rpc import NodeRpc
     from ddplaunch.core.control_socket.job_status import Status
     from ddplaunch.core.events import Event
+    from ddplaunch.core.isolation import Isolation
     from ddplaunch.core.messages import FromNode
-    from ddplaunch.core.node.node_rpc import NodeRpc
-    from ddplaunch.core.output.isolation import Isolation
     from ddplaunch.core.output.streams import Streams
 
 KeepOpen = Callable[[Callable[[int | None], None]], None]

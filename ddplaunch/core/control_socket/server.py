@@ -20,7 +20,7 @@ from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.core.control_socket.request import Request, RequestContext, ServedJob
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.isolation import Isolation
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 CONNECTION_TIMEOUT_S = 5.0  # from accept to close, but for streaming requests

@@ -3,5 +3,3 @@
 ``machine`` decides, with small parts: it gets events and returns commands (``job_events``), so a change can be tested
 without processes. Features take part as a ``JobSide``.
 """
-
-MIN_HEARTBEAT_TIMEOUT_S = 2.0  # with less, a busy machine would count as lost

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
+from ddplaunch.core.clock_offset import to_local_time
 from ddplaunch.core.failures import (
     MAX_REPORT_CHARS,
     FailureReport,
@@ -18,7 +19,6 @@ from ddplaunch.core.failures import (
 )
 from ddplaunch.core.job.node_table import JoinedNode
 from ddplaunch.core.messages import AttemptReport
-from ddplaunch.core.net.clock_offset import to_local_time
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
 MAX_FAILURE_CHARS = 16 << 20  # of the texts of all failures of an attempt; later ones are cut to one line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Deadlines, Now
 from ddplaunch.core.messages import FromNode, JoinDeclined, JoinRefused, Message, NodeHello
-from ddplaunch.core.net.clock_offset import ClockOffset
 
 
 class Start(NamedTuple):

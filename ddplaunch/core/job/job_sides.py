@@ -12,12 +12,12 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.messages import CheckRequest, FromNode, NoteMessage
-from ddplaunch.core.output.isolation import Isolation
 
 NamedFeatures = Iterable[tuple[str, Feature]]
 

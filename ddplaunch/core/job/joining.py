@@ -69,23 +69,9 @@ class Joining:
         )
         here = f"node 0, which is this machine ({self._config.address})" if self._config.address else "node 0"
         hint = f"does the same command run there, and can it reach port {self._config.port} of {here}?"
-        return f"only {came}: {self._kind} {_format_missing(status)} {'is' if absent == 1 else 'are'} missing\n  {hint}"
-
-
-def _format_missing(status: JoinStatus) -> str:
-    unnamed = status.max_nodes - status.joined - len(status.missing)
-    return ", ".join(map(str, status.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
-
-
-def format_join_status(status: JoinStatus) -> str:
-    """Describe who has joined, without the elapsed time: "2/4 nodes joined, waiting for node 2, 3"."""
-    count = f"{status.joined}/{status.max_nodes}"
-    if status.min_nodes < status.max_nodes:
-        count = f"{status.joined} of {status.min_nodes} to {status.max_nodes}"
-    joined, missing = f"{count} {status.kind}s joined", f"{status.kind} {_format_missing(status)}"
-    if status.window_s is not None:
-        return f"{joined}, starting in {status.window_s:.0f} s unless {missing} joins first"
-    return f"{joined}, waiting for {missing}"
+        return (
+            f"only {came}: {self._kind} {status.describe_missing()} {'is' if absent == 1 else 'are'} missing\n  {hint}"
+        )
 
 
 class SlowNodeNotices:

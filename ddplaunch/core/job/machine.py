@@ -47,7 +47,7 @@ from ddplaunch.core.job.next_step import NextStep, Pause, StopReason
 from ddplaunch.core.job.node_checks import NodeChecks
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.rpc import REQUEST_DEADLINE, Rpc
-from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
+from ddplaunch.core.job.signal_deduplicator import SignalDeduplicator
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ForwardSignal, NodeHello

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job.job_events import Send, Turn
 from ddplaunch.core.job_config import JobConfig
@@ -25,7 +26,6 @@ from ddplaunch.core.messages import (
     RanksFinished,
     StartAttempt,
 )
-from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset
 from ddplaunch.system.plan import node_spec
 
 

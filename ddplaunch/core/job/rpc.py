@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import convert
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import Message, NoteMessage, RpcReply, RpcRequest
-from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.rpc_kind import Kind
 
 MAX_OPEN_REQUESTS = 64

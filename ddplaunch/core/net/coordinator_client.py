@@ -19,6 +19,7 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
+from ddplaunch.core.clock_offset import PeerClock
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.rpc import check_payload
@@ -33,7 +34,6 @@ from ddplaunch.core.messages import (
     StopAttempt,
 )
 from ddplaunch.core.net import token_auth
-from ddplaunch.core.net.clock_offset import PeerClock
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.system.network import addresses
 

@@ -19,6 +19,7 @@ from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
+from ddplaunch.core.clock_offset import PeerClock
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.job_events import (
@@ -39,7 +40,6 @@ from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import EndJob, FromNode, JoinDeclined, Message, NodeHello, StartAttempt
-from ddplaunch.core.net.clock_offset import PeerClock
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
 from ddplaunch.system.network import kernel_limits

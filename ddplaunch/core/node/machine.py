@@ -34,8 +34,6 @@ from ddplaunch.base.text import format_count, signal_name
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Deadlines, Now
 from ddplaunch.core.failures import JobResult, describe_exit
-from ddplaunch.core.job.joining import format_join_status
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS, BroadcastSignalFilter, InspectKey
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.node_attempt import (
@@ -53,12 +51,14 @@ from ddplaunch.core.node.node_attempt import (
     StopOrderLate,
     SweepLate,
 )
-from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
+from ddplaunch.core.node.signals import BroadcastSignalFilter, InspectKey
+from ddplaunch.core.signals import DUPLICATE_WINDOW_S, STOP_SIGNALS
 from ddplaunch.system.processes import proc_utils
 
 MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
 SIGINT_TIMEOUT_S = 3.0  # between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 STOP_ORDER_TIMEOUT_S = 1.5  # for node 0 to order a stop: it may ask all nodes for something before
+DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that cannot be killed may hold a pipe open
 LEFTOVER_GRACE_S = 5.0  # at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
 ZYGOTE_REPORT_DELAY_S = 1.0  # after a signal, until the zygote has reported whether it got it too
 
@@ -161,7 +161,7 @@ class NodeMachine:
             case messages.JoinAccepted():
                 self._do(do.OpenLog(message))
             case messages.JoinStatus():
-                self._do(do.ShowFooter(format_join_status(message), of_job=True))
+                self._do(do.ShowFooter(message.describe(), of_job=True))
             case messages.ConnectingToNodeZero(reason=error):
                 self._do(do.ShowFooter(f"waiting for node 0: {error}"))
             case messages.CoordinatorLost():

@@ -18,9 +18,9 @@ from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
-from ddplaunch.core.output.prefix import add_prefix, format_for_ranks, make_prefixes
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
 from ddplaunch.core.output.wait_footer import WaitFooter
+from ddplaunch.core.prefix import add_prefix, format_for_ranks, make_prefixes
 
 Source = int | str
 """The origin of output: a rank, or the name of a program alongside the ranks."""

@@ -23,7 +23,6 @@ REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failur
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
 MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
 MAX_REPEATED = 1 << 16  # of a rank's first output: if the rank starts over, as much is compared with what comes again
-DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that cannot be killed may hold a pipe open
 
 
 class TailBuffer:

@@ -1,6 +1,6 @@
 """Blocking messages on the zygote socket: length-prefixed JSON objects on a stream socket, with attached descriptors.
 
-For the zygote's side; the launcher's side is non-blocking (``core/node/zygote_socket.py``).
+For the zygote's side; the launcher's side is non-blocking (``core/agent/zygote_socket.py``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop, Timers
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.safe_files import current_folder
+from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import (
     CHECK_NOTICE_INTERVAL_S,
     CheckContinues,
@@ -27,8 +29,6 @@ from ddplaunch.core.messages import (
     Message,
     NodeStartError,
 )
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan

@@ -16,11 +16,11 @@ from functools import partial
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.local_sockets import listen_unix, peer_uid
 from ddplaunch.base.text import format_elapsed, format_rank_range
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.node_rpc import NodeRpc
+from ddplaunch.core.agent.run_temp_dir import RunTempDir
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debuggee import Debuggee, DebugUser
 from ddplaunch.features.debug.rank_terminal import RankTerminal

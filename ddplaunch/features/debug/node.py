@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import Message, StopAttempt
-from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.features.debug.options import Debugging

@@ -20,11 +20,11 @@ from ddplaunch.base.errors import MAX_LINE_CHARS, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import current_folder, read_regular_file
 from ddplaunch.base.text import format_size
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.events import AttemptSwept, Event, RankStarted
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom

@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.history_dir import history_dir
 from ddplaunch.base.safe_files import open_for_writing, read_regular_file
 from ddplaunch.base.types import parse
+from ddplaunch.system.history_dir import history_dir
 
 MAX_STATE_BYTES = 1 << 20
 _MAX_SOURCE_BYTES = 64 << 20

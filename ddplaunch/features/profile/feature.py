@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide, RankSide
 
 if TYPE_CHECKING:
-    from ddplaunch.core.node.node_ranks import NodeRanks
+    from ddplaunch.core.agent.node_ranks import NodeRanks
     from ddplaunch.system.plan.rank_layout import Rank
 
 

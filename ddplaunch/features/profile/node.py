@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import current_folder, read_regular_file
+from ddplaunch.core.agent.node_ranks import NodeRanks, RankProcess
+from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
-from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.features.profile.rank_profile import (
     STARTING,

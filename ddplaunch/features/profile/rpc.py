@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import Seconds
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.net.clock_offset import ClockOffset
-from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.rpc_kind import Kind, Reply
 from ddplaunch.features.profile.node import RankProfiler
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, TORCH_START_S, RankProfile

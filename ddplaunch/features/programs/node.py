@@ -16,6 +16,11 @@ from functools import partial
 
 from ddplaunch.base.errors import EXIT_SOFTWARE, host_name
 from ddplaunch.base.event_loop import WakeTimer
+from ddplaunch.core.agent import rank_files
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.process_tree import signals_to_block
+from ddplaunch.core.agent.run_temp_dir import RunTempDir
+from ddplaunch.core.agent.zygote_client import ZygoteClient
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import (
     Event,
@@ -27,16 +32,12 @@ from ddplaunch.core.events import (
     SignalReceived,
 )
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.messages import CheckPassed, CheckRequest, Message, PreemptRanks, StopAttempt
-from ddplaunch.core.node import node_events, rank_files
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.process_tree import signals_to_block
-from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.core.node import node_events
 from ddplaunch.core.options import Ranks
 from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
+from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.features.programs import program_commands as do
 from ddplaunch.features.programs import program_events as ev
 from ddplaunch.features.programs.addresses import ProgramAddresses

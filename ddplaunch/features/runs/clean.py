@@ -9,13 +9,13 @@ import time
 import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.base.history_dir import history_dir
 from ddplaunch.base.text import format_count, format_size
 from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunName
 from ddplaunch.cli.locate import describe_elsewhere
 from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.system.history_dir import history_dir
 
 
 @click.command()

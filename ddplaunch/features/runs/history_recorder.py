@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
-from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
@@ -25,6 +24,7 @@ from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.time_tracker import TimeTracker
+from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import start_ticks
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, host_name
-from ddplaunch.base.history_dir import history_dir, open_history_dir
 from ddplaunch.core.output.run_log import run_names
 from ddplaunch.features.runs.run_record import RunRecord, RunState, is_launcher_alive, read_record, read_record_head
+from ddplaunch.system.history_dir import history_dir, open_history_dir
 
 MAX_RUNS = 100  # in the history
 MAX_BYTES = 256 << 20  # of the whole history

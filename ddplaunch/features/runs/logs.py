@@ -26,8 +26,8 @@ from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import describe_elsewhere
 from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
-from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.core.output.run_log import attempt_suffix
+from ddplaunch.core.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs import rank_logs as kept
 from ddplaunch.features.runs.default_run import default_run

@@ -42,7 +42,7 @@ from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
-from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
+from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
 from ddplaunch.observe.diagnosis.inspection import Inspection

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.job.signal_forwarding import InspectKey
+from ddplaunch.core.node.signals import InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter

@@ -16,13 +16,13 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
-from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli import launcher_command
 from ddplaunch.cli.host_connector import HostConnector
 from ddplaunch.cli.locate import RemoteJob, RunLocator
 from ddplaunch.features.ssh.ssh_command import SshConnector, interactive_ssh_command
+from ddplaunch.system.record_folder import RecordFolder
 
 _SSH_FAILED = 255  # ssh's own exit code
 

@@ -9,7 +9,7 @@ from ddplaunch.features.warm.options import Warming
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
-    from ddplaunch.core.node.zygote_process import ZygoteSource
+    from ddplaunch.core.agent.zygote_process import ZygoteSource
 
 
 class Warm(Feature):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, spawn_zygote
+from ddplaunch.core.agent.zygote_process import ZYGOTE_SCRIPT, spawn_zygote
 from ddplaunch.core.rank import zygote_channel
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.features.warm import warm_client, warm_sockets

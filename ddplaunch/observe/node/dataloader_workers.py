@@ -11,8 +11,8 @@ import time
 from itertools import takewhile
 
 from ddplaunch.base.safe_files import current_folder, list_dir
-from ddplaunch.core.node.node_ranks import RankProcess
-from ddplaunch.core.node.rank_channel import RankChannel
+from ddplaunch.core.agent.node_ranks import RankProcess
+from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition, Worker
 from ddplaunch.observe.diagnosis.stack_parser import parse_dump
 from ddplaunch.observe.node.rank_stack_dump import RankStackDump

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddplaunch.base.errors import sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
+from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 
 
 def read_in_flight(path: str) -> tuple[str, str] | None:

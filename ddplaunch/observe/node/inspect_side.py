@@ -12,13 +12,13 @@ from functools import partial
 import click
 
 from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import Message
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.observe.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, Inspection

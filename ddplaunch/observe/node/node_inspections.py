@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
 from ddplaunch.observe.node.rank_inspector import RankInspector

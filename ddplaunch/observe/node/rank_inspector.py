@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.safe_files import current_folder
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_channel import RankChannel
-from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.rank_channel import RankChannel
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.observe.diagnosis.flight_recorder import (
     name_groups,
     parse_call,

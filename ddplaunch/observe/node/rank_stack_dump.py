@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from ddplaunch.base.safe_files import list_dir
-from ddplaunch.core.node.node_ranks import RankProcess
+from ddplaunch.core.agent.node_ranks import RankProcess
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition
 from ddplaunch.observe.node.system_calls import ends_at_any_signal
 from ddplaunch.system.processes.proc_utils import contains_signal, is_caught, read_signal_sets

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_attempt import AttemptPhase
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.observe.diagnosis.rank_position import may_wait
 from ddplaunch.observe.diagnosis.stall_check import is_working

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import MAX_LISTED_NAMES, format_count, format_ranks, join_names
+from ddplaunch.core.agent.node_ranks import NodeRanks, RankProcess
+from ddplaunch.core.agent.rank_files import read_exception_message
 from ddplaunch.core.failures import first_line
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_attempt import AttemptPhase
-from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
-from ddplaunch.core.node.rank_files import read_exception_message
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.observe.diagnosis.inspection import Inspection
 from ddplaunch.observe.diagnosis.stall_check import describe_locations
 from ddplaunch.observe.messages import StragglersFound

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ddplaunch.base.record_folder import RecordFolder
+from ddplaunch.system.record_folder import RecordFolder
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
@@ -29,12 +30,11 @@ from ddplaunch.core.job.job_events import (
     Start,
     Woken,
 )
-from ddplaunch.core.job.joining import REPORT_TIMEOUT_S, format_join_status
+from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import CHECK_TIMEOUT_S, SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello
-from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
@@ -186,7 +186,7 @@ def test_missing_nodes_are_named(rules, joining, count, remark, missing):
     job.wait(59.9)
     first, *later = job.take(messages.JoinStatus, 0)
     assert (first.joined, len(later)) == (1, len(joining))
-    assert format_join_status([first, *later][-1]) == f"{count} nodes joined, waiting for node {missing}"
+    assert [first, *later][-1].describe() == f"{count} nodes joined, waiting for node {missing}"
     job.wait(0.1)
     outcome = job.outcome(0).outcome
     are = "is" if missing == "1" else "are"
@@ -201,7 +201,7 @@ def test_an_open_join_window_outlasts_the_join_timeout():
     job.wait(1)
     job.join(1)
     job.wait(1)
-    status = format_join_status(job.take(messages.JoinStatus, 1)[-1])
+    status = job.take(messages.JoinStatus, 1)[-1].describe()
     assert status == "2 of 2 to 3 nodes joined, starting in 100 s unless node 2 joins first"
     job.wait(50)
     assert not job.take(messages.EndJob)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.options import OptionGroup, Options
 from ddplaunch.core import messages
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
@@ -27,7 +28,6 @@ from ddplaunch.core.job.job_attempt import JobPhase, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
-from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection

@@ -11,13 +11,13 @@ import pytest
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
+from ddplaunch.core.agent.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
+from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
-from ddplaunch.core.net.clock_offset import ClockOffset
-from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.observe.diagnosis.inspection import Detail
 from tests.core.job.test_machine import Job

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.node.crash_socket import CrashSocket
+from ddplaunch.core.agent.crash_socket import CrashSocket
 
 
 def start(behave):

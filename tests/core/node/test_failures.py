@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.core.agent.rank_files import last_lines, signal_hint
 from ddplaunch.core.failures import RankFailure, describe_exit, find_first_cause
-from ddplaunch.core.node.rank_files import last_lines, signal_hint
 from tests.conftest import PROGRAMS, write_program
 from tests.start_modes import EXEC, FORKED, LIGHT
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.agent import node_sides
+from ddplaunch.core.agent.node_sides import NodeSides
 from ddplaunch.core.feature import Feature, NodeSide
-from ddplaunch.core.node import node_sides
-from ddplaunch.core.node.node_sides import NodeSides
 
 
 class Broken(NodeSide):

@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from ddplaunch.core.node.printed_errors import (
+from ddplaunch.core.agent.printed_errors import (
     add_abort_place,
     describe_thread_error,
     find_abort_reason,
     find_last_traceback,
 )
-from ddplaunch.core.node.rank_files import last_lines
+from ddplaunch.core.agent.rank_files import last_lines
 from tests.conftest import write_program
 from tests.start_modes import LIGHT
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.node import node_ranks, rank_channel
-from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
-from ddplaunch.core.node.rank_channel import RankChannel
+from ddplaunch.core.agent import node_ranks, rank_channel
+from ddplaunch.core.agent.node_ranks import NodeRanks, RankProcess
+from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.system.processes import proc_utils
 from tests.conftest import wait_until
 

@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.core import messages
+from ddplaunch.core.agent import process_tree
+from ddplaunch.core.agent.process_tree import ProcessTree
+from ddplaunch.core.agent.runner import NodeRunner
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_tree
-from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.node.runner import NodeRunner
 from tests.constant_override import write_launcher
 from tests.features.runs.recorded_events import plan
 
 RECORD_CLOSING = """
     from ddplaunch.core.net.coordinator_server import CoordinatorServer
-    from ddplaunch.core.node.process_tree import ProcessTree
-    from ddplaunch.core.node.run_temp_dir import RunTempDir
-    from ddplaunch.core.node.store_host import StoreHost
+    from ddplaunch.core.agent.process_tree import ProcessTree
+    from ddplaunch.core.agent.run_temp_dir import RunTempDir
+    from ddplaunch.core.agent.store_host import StoreHost
 
     def record(owner, name):
         original = getattr(owner, name)

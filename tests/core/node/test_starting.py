@@ -67,7 +67,7 @@ def test_a_thousand_ranks(run_ddplaunch):
 
 def test_a_stop_while_the_zygote_imports(start_importing, tmp_path):
     """The job ends at once: no rank is requested yet."""
-    later = launcher_with_constant(tmp_path, "core.node.zygote_client.EXIT_TIMEOUT_S", 600.0)
+    later = launcher_with_constant(tmp_path, "core.agent.zygote_client.EXIT_TIMEOUT_S", 600.0)
     job = start_importing("", "--nproc", "300", executable=later)
     job.signal(signal.SIGHUP)
     assert job.wait() == 129

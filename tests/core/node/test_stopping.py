@@ -519,11 +519,11 @@ def test_a_signal_to_every_process_reaches_ranks_once(start_ddplaunch, tmp_path)
     launcher = write_launcher(  # a zygote without a core reports late that it got a signal too
         tmp_path,
         f"""
-        from ddplaunch.core.job import signal_forwarding
+        from ddplaunch.core.node import signals
         from ddplaunch.core.node import machine
 
         machine.ZYGOTE_REPORT_DELAY_S = {scaled_timeout(1)}
-        signal_forwarding.DUPLICATE_WINDOW_S = 600.0  # a report is kept for three of these
+        signals.DUPLICATE_WINDOW_S = 600.0  # a report is kept for three of these
         """,
     )
     words = ("--preload", "slow", "--nproc", "2", "--preempt-signal", "none", "t.py")

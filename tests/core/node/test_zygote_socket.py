@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.node.zygote_socket import ZygoteSocket
+from ddplaunch.core.agent.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_channel import encode_message, receive_message
 from ddplaunch.core.rank.zygote_messages import ToZygote
 

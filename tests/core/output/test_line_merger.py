@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
-from ddplaunch.core.output.prefix import format_for_ranks, uses_rank_only
+from ddplaunch.core.prefix import format_for_ranks, uses_rank_only
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.constant_override import launcher_with_constant
 from tests.start_modes import LIGHT

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT
+from ddplaunch.core.agent.zygote_process import ZYGOTE_SCRIPT
 from ddplaunch.core.rank.zygote_channel import receive_message, send_message
 from tests.conftest import clean_environment, ddplaunch_command, run_command, write_program
 from tests.constant_override import write_launcher
@@ -21,7 +21,8 @@ from tests.scaled_timeouts import scaled_timeout
 
 RECORD = """
     import json
-    from ddplaunch.core.node import zygote_process, zygote_socket
+    from ddplaunch.core.agent import zygote_socket
+    from ddplaunch.core.agent import zygote_process
 
     def record(owner, name, choose):
         original = getattr(owner, name)

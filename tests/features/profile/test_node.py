@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.stack_frames import Frame
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.profile.hot_spots import NATIVE_FRAME, find_hot_spots, find_outliers, late_ranks
 from ddplaunch.features.profile.node import RankProfiler

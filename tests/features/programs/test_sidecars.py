@@ -403,7 +403,7 @@ def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
 LOST_BOTH = """
     import os, signal, time
     from ddplaunch.system.processes import child_processes
-    from ddplaunch.core.node.zygote_client import ZygoteClient
+    from ddplaunch.core.agent.zygote_client import ZygoteClient
     from ddplaunch.base.event_loop import EventLoop
 
     class Listener:

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
+from ddplaunch.core.clock_offset import MAX_DRIFT, UNKNOWN, ClockReading, PeerClock, boottime
 from ddplaunch.core.messages import HeartbeatMessage
-from ddplaunch.core.net.clock_offset import MAX_DRIFT, UNKNOWN, ClockReading, PeerClock, boottime
 
 EVERY = 3.75  # seconds between two beats, by default
 

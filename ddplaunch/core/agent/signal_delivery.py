@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.text import signal_name
-from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.agent.node_ranks import NodeRanks
 
 _CHECK_INTERVAL_S = 0.2  # reading the handlers of a rank takes 20 µs
 _SLOW_CHECK_INTERVAL_S = 2.0  # after a minute

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.base.safe_files import list_dir, read_file_and_owner
 from ddplaunch.base.types import as_dict, parse
+from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 
 MAX_RECORDS = 100  # in a folder; saving another one deletes the oldest
 MAX_BYTES = 1 << 20  # of a record: a job array may have some thousand ends

@@ -6,11 +6,9 @@ import signal
 
 import pytest
 
-from ddplaunch.core.job.signal_forwarding import (
-    DUPLICATE_WINDOW_S,
-    BroadcastSignalFilter,
-    SignalDeduplicator,
-)
+from ddplaunch.core.job.signal_deduplicator import SignalDeduplicator
+from ddplaunch.core.node.signals import BroadcastSignalFilter
+from ddplaunch.core.signals import DUPLICATE_WINDOW_S
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection
 from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.node.crash_socket import CrashSocket
+from ddplaunch.core.agent.crash_socket import CrashSocket
+from ddplaunch.core.agent.rank_channel import RankChannel
+from ddplaunch.core.agent.run_temp_dir import RunTempDir
 from ddplaunch.core.node.node_attempt import NodeAttempt
-from ddplaunch.core.node.rank_channel import RankChannel
-from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.processes import proc_utils

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.core.agent.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource, spawn_zygote
+from ddplaunch.core.agent.zygote_socket import ZygoteSocket
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource, spawn_zygote
-from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.processes import process_limits

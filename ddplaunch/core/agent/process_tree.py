@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.safe_files import current_folder
+from ddplaunch.core.agent.run_temp_dir import RunTempDir
+from ddplaunch.core.agent.zygote_client import ZygoteClient, ZygoteListener
+from ddplaunch.core.agent.zygote_process import ZygoteSource
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
-from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes import child_processes, proc_utils

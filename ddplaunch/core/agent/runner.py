@@ -20,30 +20,30 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core import events, messages
+from ddplaunch.core.agent import printed_errors, rank_files
+from ddplaunch.core.agent.node_context import NodeContext
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.node_rpc import NodeRpc
+from ddplaunch.core.agent.node_sides import NodeSides
+from ddplaunch.core.agent.process_tree import ProcessTree
+from ddplaunch.core.agent.run_temp_dir import PreemptionFile
+from ddplaunch.core.agent.signal_delivery import SignalDelivery
+from ddplaunch.core.agent.store_host import StoreHost
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, RankFailure
+from ddplaunch.core.isolation import not_isolated
 from ddplaunch.core.job.rpc import find_kind
-from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import printed_errors, rank_files
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
-from ddplaunch.core.node.node_context import NodeContext
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.node.run_temp_dir import PreemptionFile
-from ddplaunch.core.node.signal_delivery import SignalDelivery
-from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output.isolation import not_isolated
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import REPORTED, Streams
+from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes import proc_utils, process_limits

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.run_temp_dir import PreemptionFile
-from ddplaunch.core.node.store_host import StoreHost
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.run_temp_dir import PreemptionFile
+from ddplaunch.core.agent.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen

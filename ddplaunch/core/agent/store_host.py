@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.zygote_client import ZygoteClient
 from ddplaunch.system.network.reserved_port import ReservedPort
 from ddplaunch.system.plan.plan import Plan
 

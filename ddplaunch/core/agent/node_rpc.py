@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.rpc_kind import Kind, Reply
 
 NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply

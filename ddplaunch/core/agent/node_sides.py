@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import CheckRequest, Message
-from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank.zygote_messages import RankJob
 from ddplaunch.system.plan.rank_layout import Rank
 

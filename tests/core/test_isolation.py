@@ -11,7 +11,7 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
-from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.isolation import Isolation
 from ddplaunch.features.runs.output_request import TailOutputRequest
 from ddplaunch.observe.request import InspectJobRequest
 from tests.conftest import wait_until, write_program
@@ -125,7 +125,7 @@ def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_dd
 
 def test_a_bug_of_the_core_in_a_request_ends_the_job(start_ddplaunch, tmp_path):
     """If only the request were left out, the job would go on, half stopped."""
-    launcher = write_broken_launcher(tmp_path, {"core.node.process_tree.ProcessTree.sweep": "no sweep"})
+    launcher = write_broken_launcher(tmp_path, {"core.agent.process_tree.ProcessTree.sweep": "no sweep"})
     program = ("--no-python", "sh", "-c", "echo ready; exec sleep 600")
     job = start_ddplaunch("run", "--nproc", "1", *program, executable=launcher)
     job.wait_for("ready")
