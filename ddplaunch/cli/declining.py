@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.options import Options
+from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.cli.cluster_detection import detect_cluster
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.core import messages
@@ -49,7 +49,7 @@ def notify_other_nodes(error: UsageError, options: Options, listener_socket: soc
         address, port = locate_store(*given, nnodes=nodes.nnodes[1], here=None, environ=os.environ)
         job_config = read_job_config(options, address.value, int(port.value), cluster_env)
         if job_config.port is not None and address.source != SOURCE_MISSING:
-            declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, job_config.run_id)
+            declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, nodes.run_id)
             if nodes.node_rank:
                 _notify_node_zero(job_config, declined)
             else:
@@ -66,7 +66,8 @@ def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:
         if isinstance(message, messages.EndJob):
             replies.append(message)
 
-    client = CoordinatorClient(loop, replace(config, join_timeout=DECLINE_TIMEOUT_S), declined, on_message)
+    hurried = config.options.with_values(OptionSource.DEFAULT, {"join_timeout": DECLINE_TIMEOUT_S})
+    client = CoordinatorClient(loop, replace(config, options=hurried), declined, on_message)
     client.start()
     _run_until(loop, DECLINE_TIMEOUT_S + 1, lambda: bool(replies))
     client.close()

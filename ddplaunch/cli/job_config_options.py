@@ -11,9 +11,8 @@ from collections.abc import Callable
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
-from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
+from ddplaunch.core.options import Connections, Elastic, Nodes
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.addresses import (
     Unresolvable,
@@ -51,37 +50,17 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    config = JobConfig(
+    return JobConfig(
         min_nodes=lowest,
         max_nodes=highest + options[Elastic].spares,
-        spares=options[Elastic].spares,
-        run_id=options[Nodes].run_id,
-        token=options[Nodes].token,
         address=address,
         # of --master-addr the name is known, or wrong
         address_may_be_unknown=bool(cluster_env and cluster_env.address_may_be_unknown)
         and not options.is_set("master_addr"),
         port=port,
-        interface=options[Nodes].interface,
-        join_timeout=options[Connections].join_timeout,
-        join_window=options[Elastic].join_window,
-        heartbeat_timeout=options[Connections].heartbeat_timeout,
-        grace=options[Stopping].grace,
-        preempt_grace=options[Preemption].preempt_grace,
-        max_restarts=options[Stopping].max_restarts,
-        restart_on=options[Stopping].restart_on,
-        restart_backoff=options[Stopping].restart_backoff,
-        min_uptime=options[Stopping].min_uptime,
-        max_membership_changes=options[Elastic].max_membership_changes,
-        grow=options[Elastic].grow,
-        allow_mismatch=options[Connections].allow_mismatch,
-        timeout=options[TimeLimit].timeout,
         shared_log=has_shared_log(cluster_env),
         options=options,
     )
-    for name, feature in load_features():
-        config = load_features().call(name, feature.configure_job, config, options) or config
-    return config
 
 
 def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:
@@ -89,8 +68,8 @@ def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) ->
 
     On node 0 its own name must resolve, which may take a while: ``note`` is called once while waiting for it.
     """
-    if config.interface:
-        check_interface(config.interface)
+    if interface := config.options[Nodes].interface:
+        check_interface(interface)
     if plan.nnodes > 1:
         if config.port is None:
             _check_single_node(plan)
@@ -134,7 +113,7 @@ def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object])
             f"--master-addr {example} on every node; it is an address of this machine",
         )
     if plan.node_rank == 0 and plan.has_node_rank and not config.address_may_be_unknown:
-        _wait_for_name(plan.master_addr, config.join_timeout, note)
+        _wait_for_name(plan.master_addr, config.options[Connections].join_timeout, note)
 
 
 def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:

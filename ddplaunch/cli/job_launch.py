@@ -33,6 +33,7 @@ from ddplaunch.core.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.options import Logging
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, make_screen
@@ -76,7 +77,7 @@ def build_node_job(
         unknown = find_unknown_interfaces({**os.environ, **plan.environment(plan.local_ranks[0])})
         notes += (f"{each}: this machine has no such network interface" for each in unknown)
     print_notes(*filter(None, notes))
-    config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
+    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)
 
 
@@ -106,7 +107,7 @@ class NodeJob:
         screens = (features.call(name, each.make_screen, loop, options, node_config.screen) for name, each in features)
         self._screen: Screen = next(filter(None, screens), None) or make_screen(loop, node_config.screen)
         self._screen.reports_job = alone or not (job_config.shared_log and plan.node_rank)
-        self._log = RunLog(node_config.log_dir, is_single_node=alone)
+        self._log = RunLog(options[Logging].log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         self._observers = observers = Observers(

@@ -8,9 +8,8 @@ from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.show_option import read_merge
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ScreenOptions, ShowRules
-from ddplaunch.core.options import Logging, Output, Preemption
+from ddplaunch.core.options import Inspecting, Output
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -29,7 +28,6 @@ def read_node_config(
     plan: Plan,
     show: ShowRules,
     zygote: ZygoteSettings,
-    job_config: JobConfig,
     cluster_env: ClusterEnv | None,
 ) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
@@ -44,8 +42,6 @@ def read_node_config(
             colour=is_colour_allowed(),
             merge=read_merge(options),
         ),
-        stdin=options[Output].stdin,
-        log_dir=options[Logging].log_dir,
-        inspect=job_config.inspect and plan.target.kind is not TargetKind.PROGRAM,
-        preempt_forward=options[Preemption].preempt_forward,
+        inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
+        options=options,
     )

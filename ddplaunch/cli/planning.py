@@ -24,7 +24,7 @@ from ddplaunch.cli.console_output import print_note
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.option_values import AUTO
-from ddplaunch.core.options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
+from ddplaunch.core.options import DryRun, Elastic, Nodes, Starting
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
@@ -99,7 +99,7 @@ def subtract_spares(options: Options) -> Options:
 
 def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSpec:
     """Return the input of the planner; without a node rank if node 0 assigns it."""
-    nodes, ranks, spares = options[Nodes], options[Ranks], options[Elastic].spares
+    nodes, spares = options[Nodes], options[Elastic].spares
     lowest, highest = nodes.nnodes
     node_rank = nodes.node_rank if isinstance(nodes.node_rank, int) else None
     if spares and options[DryRun].dry_run:
@@ -107,26 +107,16 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
             what = f"--node-rank {node_rank} is a spare at first: it has no ranks yet"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows the ranks of the other nodes")
         spares = 0
-    return PlanSpec(
-        nproc=ranks.nproc,
-        nnodes=highest + spares,
-        min_nodes=lowest,
-        node_rank=node_rank,
-        master_addr=nodes.master_addr,
-        master_port=nodes.master_port,
-        backend=options[Starting].backend,
-        init_method=options[Starting].init_method,
-        gpus=ranks.gpus,
-        oversubscribe=ranks.oversubscribe,
-        bind=ranks.bind,
-        max_restarts=options[Stopping].max_restarts,
-        started_rank=to_started_rank(cluster_env),
-        sources=dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
-        has_node_rank=nodes.node_rank != AUTO,
-        role=options[Role].role,
-        pass_local_rank=options[TargetOptions].pass_local_rank,
-        virtual_local_rank=ranks.virtual_local_rank,
-    )
+    derived = {
+        "nnodes": highest + spares,
+        "min_nodes": lowest,
+        "node_rank": node_rank,
+        "started_rank": to_started_rank(cluster_env),
+        "sources": dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
+        "has_node_rank": nodes.node_rank != AUTO,
+    }
+    same = {name: options.value(name) for name in PlanSpec.__struct_fields__ if name in options.sources}
+    return PlanSpec(**{**same, **derived})
 
 
 def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:

@@ -330,10 +330,6 @@ class Feature:
         """
         return spec
 
-    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
-        """Return the job config with the settings of this feature."""
-        return config
-
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()

@@ -1,9 +1,10 @@
-"""Settings of one node: what it shows and logs, and preemption."""
+"""The node config: the options of one node, and what is derived from them, as what it shows."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.base.options import Options
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -40,12 +41,10 @@ class ScreenOptions(Struct, frozen=True):
 
 
 class NodeConfig(Struct, frozen=True):
-    """The options that apply to this node alone."""
+    """What the options mean for this node, and the options themselves."""
 
     zygote: ZygoteSettings
     show: ShowRules
     screen: ScreenOptions
-    stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
-    log_dir: str | None
     inspect: bool  # whether ranks can be inspected
-    preempt_forward: int | None  # the signal that ranks get then, if any
+    options: Options

@@ -258,6 +258,15 @@ class Logging(OptionGroup, frozen=True):
         "Write ddplaunch's own messages to stderr as JSON, one object per line.", envvar=LOG_JSON_VARIABLE)] = False
 
 
+class Inspecting(OptionGroup, frozen=True):
+    """Whether ranks can be inspected."""
+
+    heading = "Output"
+
+    no_inspect: Annotated[bool, Option("--no-inspect",
+        "Disable inspection: no `ddplaunch stacks`, no stacks in failure reports.", in_project=True)] = False
+
+
 class DryRun(OptionGroup, frozen=True):
     """Whether the plan is only printed, and what is read for it."""
 

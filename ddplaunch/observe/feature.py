@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
-from ddplaunch.observe.options import Hangs, Inspecting
+from ddplaunch.core.options import Inspecting
+from ddplaunch.observe.options import Hangs
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
-    from ddplaunch.core.job_config import JobConfig
     from ddplaunch.system.plan.plan import Plan
 
 
 class Inspection(Feature):
-    options = (Inspecting, Hangs)
+    options = (Hangs,)
     requests = ("request",)
     rpc_kinds = ("rpc",)
     messages = ("messages",)
-
-    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
-        return replace(config, inspect=not options[Inspecting].no_inspect)
 
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> tuple[str, ...]:
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()

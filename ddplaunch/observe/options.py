@@ -1,4 +1,4 @@
-"""The options of inspection, and of hangs: ``--no-inspect``, ``--stall-timeout`` and others."""
+"""The options for hangs: ``--stall-timeout`` and others."""
 
 # Without ``from __future__ import annotations``: the annotations are read when the module is imported.
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
 from ddplaunch.core.option_values import time_limit
-from ddplaunch.core.options import Connections, Nodes, Stopping, TargetOptions
+from ddplaunch.core.options import Connections, Inspecting, Nodes, Stopping, TargetOptions
 
 DEFAULT_STALL_TIMEOUT_S = 300.0
 EARLY_STALL_CHECK_S = 20.0  # without output, until waiting ranks are inspected
@@ -16,16 +16,6 @@ LONG_WAIT = 600.0  # a wait this long (seconds) is reported although ranks print
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off
-
-
-class Inspecting(OptionGroup, frozen=True):
-    """Whether ranks can be inspected."""
-
-    heading = "Output"
-    after = "no_history"
-
-    no_inspect: Annotated[bool, Option("--no-inspect",
-        "Disable inspection: no `ddplaunch stacks`, no stacks in failure reports.", in_project=True)] = False
 
 
 class Hangs(OptionGroup, frozen=True):

@@ -12,7 +12,6 @@ from ddplaunch.base.options import Option, OptionGroup, Options, OptionSource, d
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS, arrange_groups
 from ddplaunch.cli.target_args import ParseNotes
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.options import DryRun, Logging, Nodes, Output, Ranks, Stopping, TimeLimit
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.features.ssh.options import SshHosts
@@ -97,12 +96,6 @@ def test_the_declared_default_is_the_value_without_the_option():
         for option in declared_options(group):
             if not option.is_argument:
                 assert getattr(values[group], option.name) == option.default, option.name
-
-
-def test_a_job_config_has_the_defaults_of_the_options():
-    for option in OPTIONS:
-        if option.name in JobConfig.__struct_fields__ and option.default is not None:
-            assert getattr(JobConfig(), option.name) == option.default, option.name
 
 
 def test_where_values_come_from(monkeypatch):

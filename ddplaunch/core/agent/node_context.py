@@ -10,6 +10,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.run_temp_dir import PreemptionFile
 from ddplaunch.core.agent.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.options import Output
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
@@ -35,7 +36,7 @@ class NodeContext(Struct, frozen=True):
 
     def reads_stdin(self, plan: Plan, rank: Rank) -> bool:
         """Whether a rank has the launcher's own stdin."""
-        return rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
+        return rank.rank == self.policy.options[Output].stdin or (plan.world_size == 1 and not self.screen.reads_keys)
 
     def build_rank_job(self, make_sides: MakeRankSides, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.

@@ -40,6 +40,7 @@ from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.options import Logging, Preemption, Stopping
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import REPORTED, Streams
@@ -72,10 +73,10 @@ class NodeRunner:
         ``listener_socket`` listens on the control port, if that was bound before.
         Raises UsageError if a port is taken, the interface does not exist, or the folder cannot be created.
         """
-        self._node_config, self._job_config = node_config, job_config
+        self._node_config, self._job_config, options = node_config, job_config, node_config.options
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
         process_limits.raise_fd_limit(
-            len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + 2 * node_config.inspect
+            len(plan.local_ranks), 3 + 2 * bool(options[Logging].log_dir) + 2 * node_config.inspect
         )
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -90,10 +91,10 @@ class NodeRunner:
         self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
         self.rpc = NodeRpc(loop, self.send, screen.show_note)
         self._machine = NodeMachine(
-            grace_s=job_config.grace,
+            grace_s=options[Stopping].grace,
             inspects_before_stop=job_config.inspects_before_stop,
             preempt_signal=node_config.zygote.preempt_signal,
-            preempt_forward=node_config.preempt_forward,
+            preempt_forward=options[Preemption].preempt_forward,
         )
         self._ranks = NodeRanks(self._machine.attempt, self._plan, loop, tree.temp_dir)
         self._signals = SignalDelivery(loop, screen.show_note)

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from ddplaunch.core.job.job_attempt import JobPhase
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import JoinRefused, NodeHello
+from ddplaunch.core.options import Connections, Elastic
 
 
 def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: JobPhase) -> JoinRefused | None:
     """Return why a node may not join node 0, whose hello is ``ours``; None if it may."""
-    config = nodes.config
-    refusal = find_mismatch(ours, theirs, allow_mismatch=config.allow_mismatch)
-    if refusal is None and config.spares and len(ours.node_spec.devices) != len(theirs.node_spec.devices):
+    options = nodes.config.options
+    refusal = find_mismatch(ours, theirs, allow_mismatch=options[Connections].allow_mismatch)
+    if refusal is None and options[Elastic].spares and len(ours.node_spec.devices) != len(theirs.node_spec.devices):
         ranks, their_ranks = (str(len(hello.node_spec.devices)) for hello in (ours, theirs))
         counts = _format_difference("the number of ranks", ours, ranks, theirs, their_ranks)
         refusal = JoinRefused(
             f"{counts}: a spare must have as many ranks as every other node", "give every node the same --nproc"
         )
-    open_to_all = config.is_elastic or phase is JobPhase.JOINING
+    open_to_all = nodes.config.is_elastic or phase is JobPhase.JOINING
     if refusal is None and (phase is JobPhase.ENDED or not open_to_all):
         over = "is over" if phase is JobPhase.ENDED else "is running already"
         name = theirs.name if theirs.has_node_rank else theirs.node_spec.host

@@ -8,6 +8,7 @@ from ddplaunch.base.text import MAX_LISTED_NAMES, join_names
 from ddplaunch.core.job.job_events import Turn
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
 from ddplaunch.core.messages import JoinStatus, NoteMessage
+from ddplaunch.core.options import Connections, Elastic
 
 STATUS_INTERVAL_S = 0.25
 """Between two JoinStatus messages: many nodes join at once, and each gets every message."""
@@ -23,10 +24,11 @@ class Joining:
 
     def __init__(self, nodes: NodeTable, kind: Literal["node", "task"]) -> None:
         self._config, self._nodes, self._kind, self._turn = nodes.config, nodes, kind, nodes.turn
+        self._options = nodes.config.options
         self._window_end: float | None = None
 
     def begin(self) -> None:
-        self._turn.set_deadline("join timeout", self._config.join_timeout)
+        self._turn.set_deadline("join timeout", self._options[Connections].join_timeout)
 
     def is_complete(self) -> bool:
         """Return whether all nodes have joined; called whenever one has joined or left."""
@@ -36,7 +38,7 @@ class Joining:
             self._window_end = None
             self._turn.deadlines.cancel("join window")
         elif self._window_end is None:
-            self._window_end = self._turn.now.mono + self._config.join_window
+            self._window_end = self._turn.now.mono + self._options[Elastic].join_window
             self._turn.deadlines.set("join window", self._window_end)
         if "join status" not in self._turn.deadlines:
             self._turn.set_deadline("join status", STATUS_INTERVAL_S if len(self._nodes) > 1 else 0)
@@ -56,7 +58,7 @@ class Joining:
         """Return why the job cannot start: the deadline "join timeout"; None while the join window is open."""
         if len(self._nodes) < self._config.min_nodes:
             return self._describe_missing()
-        self._turn.set_deadline("join timeout", self._config.join_timeout)  # a node may leave meanwhile
+        self._turn.set_deadline("join timeout", self._options[Connections].join_timeout)  # a node may leave meanwhile
         return None
 
     def _describe_missing(self) -> str:
@@ -64,9 +66,8 @@ class Joining:
         status = self._build_status(None)
         min_nodes = f"{'at least ' * (status.min_nodes < status.max_nodes)}{status.min_nodes}"
         absent = status.max_nodes - status.joined
-        came = (
-            f"{status.joined} of {min_nodes} {self._kind}s joined in {self._config.join_timeout:g} s (--join-timeout)"
-        )
+        timeout_s = self._options[Connections].join_timeout
+        came = f"{status.joined} of {min_nodes} {self._kind}s joined in {timeout_s:g} s (--join-timeout)"
         here = f"node 0, which is this machine ({self._config.address})" if self._config.address else "node 0"
         hint = f"does the same command run there, and can it reach port {self._config.port} of {here}?"
         return (

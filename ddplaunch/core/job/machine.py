@@ -51,6 +51,7 @@ from ddplaunch.core.job.signal_deduplicator import SignalDeduplicator
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ForwardSignal, NodeHello
+from ddplaunch.core.options import Elastic, Preemption, Stopping
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
 
@@ -61,6 +62,7 @@ class JobMachine:
     def __init__(self, config: JobConfig, hello: NodeHello, run_id: str, features: NamedFeatures | None = None) -> None:
         """``hello`` is node 0's own; ``features``: by name, None for all."""
         self._config, self._run_id, self._own_hello = config, run_id, hello
+        self._options = config.options
         self._nodes = nodes = NodeTable(config)
         self._turn, self._deadlines = nodes.turn, nodes.turn.deadlines
         self._rpc = Rpc(nodes)
@@ -198,7 +200,7 @@ class JobMachine:
     @property
     def _may_grow(self) -> bool:
         """Whether the attempt is interrupted to give ranks to a node that joins now (--grow); not if it ends anyway."""
-        wanted = self._config.grow and self._membership.has_room
+        wanted = self._options[Elastic].grow and self._membership.has_room
         goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_known
         return wanted and goes_on and self._nodes.are_all_running()
 
@@ -312,7 +314,7 @@ class JobMachine:
             node.set_phase(NodePhase.FINISHED)
         self._attempt.running_nodes.discard(node.node_rank)
         if not self._attempt.running_nodes:  # the nodes end leftover processes, then report
-            self._report_timeout.begin(self._config.grace)
+            self._report_timeout.begin(self._options[Stopping].grace)
         elif self.phase is JobPhase.RUNNING:
             self._wait_notices.on_node_finished(self._attempt.number)
 
@@ -348,7 +350,7 @@ class JobMachine:
             self._nodes.broadcast_note(text)
             return self._on_node_gone(node_rank)
         if node.phase is NodePhase.IDLE:  # a spare, or it has joined too late for this attempt
-            return self._nodes.broadcast_note(text) if self._config.spares else None
+            return self._nodes.broadcast_note(text) if self._options[Elastic].spares else None
         self._attempt.lost_nodes.append(NodeFailure(self._turn.now.wall - silent_s, node_rank, node.host, text))
         self._nodes.send(0, messages.NodeLost(node.host))
         self._membership.on_node_failed(node)
@@ -410,15 +412,15 @@ class JobMachine:
         if self.phase in PHASES_WITHOUT_RANKS:
             remark = f"preempted by {self._stop.preempted_by}: no rank was running"
             return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
-        grace = f"ranks have {self._config.preempt_grace:g} s (--preempt-grace) to save a checkpoint"
+        grace = f"ranks have {self._options[Preemption].preempt_grace:g} s (--preempt-grace) to save a checkpoint"
         what = grace if self.phase is JobPhase.RUNNING else "the ranks are being stopped already"
         self._nodes.broadcast_note(f"preempted by {self._stop.preempted_by}: {what}")
         self._nodes.broadcast(messages.PreemptRanks(self._attempt.number))
-        self._turn.set_deadline("preempt grace", self._config.preempt_grace)
+        self._turn.set_deadline("preempt grace", self._options[Preemption].preempt_grace)
 
     def _on_preempt_grace_expired(self) -> None:
         if self.phase is JobPhase.RUNNING:
-            seconds = self._config.preempt_grace
+            seconds = self._options[Preemption].preempt_grace
             self._nodes.broadcast_note(f"--preempt-grace ({seconds:g} s) expired: stopping the ranks")
             self._stop_ranks(signal.SIGTERM)
 
@@ -435,7 +437,7 @@ class JobMachine:
             self._set_phase(JobPhase.STOPPING)
         elif self.phase is not JobPhase.STOPPING or grace_s is None:
             return
-        grace_s = self._config.grace if grace_s is None else grace_s
+        grace_s = self._options[Stopping].grace if grace_s is None else grace_s
         stop = messages.StopAttempt(self._attempt.number, signal_number, grace_s)
         for node in self._nodes.values():
             if node.has_ranks:

@@ -11,6 +11,7 @@ from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.job.job_attempt import JobPhase, NodeFailure
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
+from ddplaunch.core.options import Elastic
 
 MAX_HOST_FAILURES = 2  # after which a host gets no ranks
 
@@ -20,6 +21,7 @@ class Membership:
 
     def __init__(self, nodes: NodeTable) -> None:
         self._config, self._nodes = nodes.config, nodes
+        self._options = nodes.config.options
         self.changes = 0  # counted for --max-membership-changes
         self._active: list[JoinedNode] = []  # the nodes of the latest attempt, in order
         self._to_replace: set[int] = set()  # node ranks of nodes that failed: spares replace them, if any
@@ -55,7 +57,7 @@ class Membership:
         """The note on a node that joins while ranks run."""
         if not self.is_usable(node):
             return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"
-        if self._config.spares and not self.has_room:
+        if self._options[Elastic].spares and not self.has_room:
             return f"{node.name} has joined as a spare"
         return f"{node.name} has joined; it takes part when the ranks start next"
 
@@ -73,7 +75,7 @@ class Membership:
 
         Node 0 is never replaced: all others are connected to it.
         """
-        if not self._config.spares or not node.node_rank:
+        if not self._options[Elastic].spares or not node.node_rank:
             return
         self._to_replace.add(node.node_rank)
         self._failures[node.host] += 1
@@ -100,20 +102,20 @@ class Membership:
         """Count a membership change; return why the job cannot go on (``why`` and the limit), None if it can."""
         if few := self.shortage:
             return f"{why}; {few}" if self._config.is_elastic else why
-        if self.changes >= self._config.max_membership_changes:
-            return f"{why}; limit reached (--max-membership-changes {self._config.max_membership_changes})"
+        if self.changes >= (most := self._options[Elastic].max_membership_changes):
+            return f"{why}; limit reached (--max-membership-changes {most})"
         self.changes += 1
         return None
 
     def count_loss(self, node: JoinedNode) -> None:
         """Count the loss of a node between attempts; not that of a spare, without which the ranks are the same."""
-        if not self._config.spares or node in self._active:
+        if not self._options[Elastic].spares or node in self._active:
             self.changes += 1
 
     def select_nodes(self) -> list[JoinedNode]:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
         usable = {node.node_rank: node for node in self._nodes.sorted_nodes if self.is_usable(node)}
-        if not self._config.spares:
+        if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
         # Nodes that have just failed come last.
@@ -130,7 +132,7 @@ class Membership:
         """Select the nodes of the attempt that starts now, and print which spares replaced which nodes."""
         before, self._active = self._active, self.select_nodes()
         self._to_replace.clear()
-        if self._config.spares:
+        if self._options[Elastic].spares:
             self._report_changes([node.name for node in before], [node.name for node in self._active])
         return self._active
 

@@ -17,6 +17,7 @@ from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.messages import Restarting, StopRequested
+from ddplaunch.core.options import Stopping
 
 
 class StopReason:
@@ -24,6 +25,7 @@ class StopReason:
 
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes, self._config = nodes, nodes.config
+        self._options = nodes.config.options
         self.signal = 0  # 0: none
         self.is_repeated = False  # whether the stop was requested a second time, so without grace
         self.preempted_by: str | None = None  # the notice: "SIGUSR2 on node 1"
@@ -44,7 +46,8 @@ class StopReason:
             self.why = f"stopped because {message.reason}" if message.reason else ""
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
             self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node.node_rank)
-            return self._config.grace  # also for a second one: an earlier SIGTERM may only have removed that node
+            # also for a second one: an earlier SIGTERM may only have removed that node
+            return self._options[Stopping].grace
         self.is_repeated |= message.again
         return 0.0 if message.again else None
 
@@ -72,6 +75,7 @@ class NextStep:
         self, nodes: NodeTable, membership: Membership, limits: TimeLimits, stop: StopReason, sides: JobSides
     ) -> None:
         self._nodes, self._config, self._turn = nodes, nodes.config, nodes.turn
+        self._options = nodes.config.options
         self._membership, self._limits, self._stop, self._sides = membership, limits, stop, sides
         self._restarts = RestartPolicy(nodes.config)
 
@@ -110,7 +114,9 @@ class NextStep:
             return None
         busy = [node.name for node in self._nodes.values() if node.phase is not NodePhase.DRAINED]
         several = self._config.is_multi_node
-        return format_early_report(report.headline(several=several), self._config.grace, busy if several else ())
+        return format_early_report(
+            report.headline(several=several), self._options[Stopping].grace, busy if several else ()
+        )
 
     def _restart_or_end(
         self, attempt: JobAttempt, report: FailureReport | None, launcher_failure: NodeFailure | None

@@ -11,6 +11,7 @@ from ddplaunch.base.stack_frames import Frame, parse_traceback
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import Stopping
 
 MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
 MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this
@@ -44,47 +45,47 @@ class RestartPolicy:
     """Decides on restarts by --max-restarts, --restart-on, --restart-backoff and --min-uptime; counts them."""
 
     def __init__(self, config: JobConfig) -> None:
-        self._config = config
+        self._options, self._folder = config.options[Stopping], config.folder
         self.used = 0
         self._short_attempts = 0  # attempts in a row shorter than --min-uptime
         self._signature: FailureSignature | None = None  # of the latest attempt
 
     def decide(self, attempt: JobAttempt, uptime: float, *, deadline_passed: bool = False) -> RestartDecision:
         """Decide after a failed attempt of ``uptime`` seconds; ``deadline_passed``: --timeout has expired."""
-        config = self._config
+        options = self._options
         if deadline_passed:
             return RestartDecision(None, "no restart: --timeout has expired")
-        self._short_attempts = self._short_attempts + 1 if uptime < config.min_uptime else 0
-        if self.used >= config.max_restarts:
-            used = f"no restarts left (--max-restarts {config.max_restarts})"
-            return RestartDecision(None, used if config.max_restarts else None)
+        self._short_attempts = self._short_attempts + 1 if uptime < options.min_uptime else 0
+        if self.used >= options.max_restarts:
+            used = f"no restarts left (--max-restarts {options.max_restarts})"
+            return RestartDecision(None, used if options.max_restarts else None)
         if (pointless := self._why_pointless(attempt, uptime)) is not None:
             return RestartDecision(None, f"not restarting: {pointless}")
         if self._short_attempts >= MAX_SHORT_ATTEMPTS:
-            short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {config.min_uptime:g} s (--min-uptime)"
+            short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {options.min_uptime:g} s (--min-uptime)"
             return RestartDecision(None, f"giving up: {short}")
         self.used += 1
-        doubled = config.restart_backoff * 2 ** max(0, self._short_attempts - 1)
-        return RestartDecision(min(doubled, max(MAX_BACKOFF_S, config.restart_backoff)))
+        doubled = options.restart_backoff * 2 ** max(0, self._short_attempts - 1)
+        return RestartDecision(min(doubled, max(MAX_BACKOFF_S, options.restart_backoff)))
 
     def describe_restart(self, wait: float) -> str:
         """The note on the restart that was decided: "restart 1 of 3 in 2 s"."""
-        return f"restart {self.used} of {self._config.max_restarts}" + (f" in {wait:g} s" if wait else "")
+        return f"restart {self.used} of {self._options.max_restarts}" + (f" in {wait:g} s" if wait else "")
 
     def _why_pointless(self, attempt: JobAttempt, uptime: float) -> str | None:
         """Return why another attempt would be pointless by ``--restart-on``, or None."""
         if attempt.first_launcher_failure:  # from outside, as a rank that is killed
             self._signature = None
             return None
-        if self._config.restart_on == "transient" and attempt.stop_cause is None:
+        if self._options.restart_on == "transient" and attempt.stop_cause is None:
             assert attempt.failure_report is not None
             first = attempt.failure_report.first
             if not is_transient(first):
                 how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
                 return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
-        before, now = self._signature, failure_signature(attempt, uptime, self._config.folder)
+        before, now = self._signature, failure_signature(attempt, uptime, self._folder)
         self._signature = now
-        if self._config.restart_on != "always" and now is not None and now.is_repeat_of(before):
+        if self._options.restart_on != "always" and now is not None and now.is_repeat_of(before):
             return f"rank {now.rank} failed at {now.location} in two attempts in a row"
         return None
 

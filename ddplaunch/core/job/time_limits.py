@@ -6,6 +6,7 @@ from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import FromNode, HoldChanged, JobStalled, ProgressResumed, RanksStarted
+from ddplaunch.core.options import TimeLimit
 
 
 class TimeLimits:
@@ -17,7 +18,7 @@ class TimeLimits:
         self.is_stalled = False  # whether the nodes were sent JobStalled, and no ProgressResumed since
         self._attempt = -1
         self._ranks_started = False  # whether a rank has started: --timeout counts from then
-        self._timeout_s = self._remaining_s = nodes.config.timeout
+        self._timeout_s = self._remaining_s = nodes.config.options[TimeLimit].timeout
         self._set_at = 0.0  # ``_remaining_s`` counts from then
         self._holding: set[int] = set()  # nodes with a rank that waits for a user
 

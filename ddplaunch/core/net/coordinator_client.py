@@ -35,6 +35,7 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
+from ddplaunch.core.options import Connections, Nodes, Stopping
 from ddplaunch.system.network import addresses
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.7, 1.0)  # between connection attempts; the last one repeats
@@ -76,6 +77,7 @@ class CoordinatorClient:
         assert config.port is not None
         self._loop = loop
         self._config = config
+        self._options = config.options
         self._port = config.port
         self._hello = hello
         self._on_message = on_message
@@ -107,7 +109,7 @@ class CoordinatorClient:
     def start(self) -> None:
         """Start connecting to node 0, for up to --join-timeout."""
         self._began_at = time.monotonic()
-        self._deadline = self._loop.call_later(self._config.join_timeout, self._give_up)
+        self._deadline = self._loop.call_later(self._options[Connections].join_timeout, self._give_up)
         self._loop.call_later(FIRST_NOTICE_S, self._report_trouble)
         self._resolve_address()
 
@@ -191,7 +193,8 @@ class CoordinatorClient:
         except OSError:
             return False
         try:
-            if self._config.interface and (source := addresses.find_address(self._config.interface, family)):
+            interface = self._options[Nodes].interface
+            if interface and (source := addresses.find_address(interface, family)):
                 sock.bind((source, 0))
             sock.connect(where)
         except BlockingIOError:
@@ -265,7 +268,8 @@ class CoordinatorClient:
 
     def _give_up(self) -> None:
         if self._state is ConnectionState.SEEKING:
-            why = f"node 0 was not reached in {self._config.join_timeout:g} s (--join-timeout): {self._problem}"
+            timeout_s = self._options[Connections].join_timeout
+            why = f"node 0 was not reached in {timeout_s:g} s (--join-timeout): {self._problem}"
             with_rank = (
                 " with --node-rank 0" if isinstance(self._hello, NodeHello) and self._hello.has_node_rank else ""
             )
@@ -291,7 +295,7 @@ class CoordinatorClient:
             return self._end_with_usage_error(why, "install the same version on every node")
         ours = token_auth.new_nonce()
         self._nonces = (message.nonce, ours)
-        token = self._config.token
+        token = self._options[Nodes].token
         proven = token_auth.compute_proof(token, token_auth.ROLE_MEMBER, self._nonces) if token else None
         connection.set_accepted_types((messages.JoinAccepted, messages.JoinRefused), MAX_UNAUTHENTICATED_FRAME)
         connection.on_message = self._on_join_reply
@@ -310,7 +314,7 @@ class CoordinatorClient:
         given = message.node_rank
         if given is not None and (self._hello.has_node_rank or not 0 < given < self._config.max_nodes):
             raise ProtocolError("a node rank that this node cannot have")
-        token = self._config.token
+        token = self._options[Nodes].token
         if token and not token_auth.verify_proof(message.proof, token, token_auth.ROLE_NODE_ZERO, self._nonces):
             return self._end_with_usage_error(
                 f"node 0 at {self.address} does not know the token", "give every node the same --token"
@@ -349,7 +353,7 @@ class CoordinatorClient:
             case StartAttempt():
                 self._validate_start(message)
                 self._attempt = self._latest = message.attempt
-                interface = self._config.interface or addresses.find_interface(self._connection.here)
+                interface = self._options[Nodes].interface or addresses.find_interface(self._connection.here)
                 message = replace(message, address=self._connection.there, interface=interface)
         self._on_message(check_payload(message))
 
@@ -385,7 +389,7 @@ class CoordinatorClient:
             return
         if self._latest < 0:
             self._set_state(ConnectionState.SEEKING)
-            self._deadline = self._loop.call_later(self._config.join_timeout, self._give_up)
+            self._deadline = self._loop.call_later(self._options[Connections].join_timeout, self._give_up)
             return self._retry(f"node 0 at {self.address} was lost: {why}")
         self._set_state(ConnectionState.ORPHANED)
         self._why_lost = f"node 0 ({self._config.address}) was lost: {why}"
@@ -393,7 +397,7 @@ class CoordinatorClient:
             return self._end_without_coordinator()
         self._on_message(messages.CoordinatorLost())
         self._on_message(messages.NoteMessage(f"{self._why_lost}; stopping the ranks here"))
-        self._on_message(StopAttempt(self._attempt, signal.SIGTERM, self._config.grace))
+        self._on_message(StopAttempt(self._attempt, signal.SIGTERM, self._options[Stopping].grace))
 
     def _end_with_usage_error(self, message: str, hint: str | None) -> None:
         self._finish(JobResult(EXIT_USAGE, usage_error=(message, hint)))

@@ -42,6 +42,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import EndJob, FromNode, JoinDeclined, Message, NodeHello, StartAttempt
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.options import Connections, Nodes
 from ddplaunch.system.network import kernel_limits
 from ddplaunch.system.network.addresses import find_interface
 
@@ -66,6 +67,7 @@ class CoordinatorServer:
         """
         self._loop = loop
         self._config = config
+        self._options = config.options
         self._run_id = run_id
         self._on_message = on_message
         self._listener_socket = listener_socket
@@ -84,7 +86,7 @@ class CoordinatorServer:
         """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
         if self._listener_socket is not None:
             self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self)
-            self._heartbeat = HeartbeatMonitor(self._loop, self._config.heartbeat_timeout, self)
+            self._heartbeat = HeartbeatMonitor(self._loop, self._options[Connections].heartbeat_timeout, self)
             if text := kernel_limits.find_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
         self._handle(Start())
@@ -144,7 +146,9 @@ class CoordinatorServer:
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
         assigned = None if hello.has_node_rank else number
-        connection.send(messages.JoinAccepted(self._run_id, self._config.heartbeat_timeout, proof, assigned, late))
+        connection.send(
+            messages.JoinAccepted(self._run_id, self._options[Connections].heartbeat_timeout, proof, assigned, late)
+        )
         self._heartbeat.record(number)
 
     def _on_peer_message(self, number: int, message: Message) -> None:
@@ -193,7 +197,7 @@ class CoordinatorServer:
         if not self._peers:
             return start if self._listener_socket is not None else replace(start, assignment=None, node_specs=())
         address = self._peers[min(self._peers)].here
-        return replace(start, address=address, interface=self._config.interface or find_interface(address))
+        return replace(start, address=address, interface=self._options[Nodes].interface or find_interface(address))
 
     def _report_rejected_connections(self) -> None:
         if self._listener_socket is None:

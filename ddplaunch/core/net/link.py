@@ -13,6 +13,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, StartAttempt
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.coordinator_server import CoordinatorServer
+from ddplaunch.core.options import Nodes, Stopping
 from ddplaunch.system.network.addresses import is_local_address
 from ddplaunch.system.network.reserved_port import ReservedPort, try_listen
 from ddplaunch.system.plan.node_spec import make_node_spec, with_all_nodes, with_assignment
@@ -42,9 +43,8 @@ def make_link(
         loop.call_soon(partial(on_message, message))
 
     if config.port is None:
-        hello = NodeHello(
-            make_node_spec(plan), config.nnodes_text, None, "", None, config.max_restarts, Versions(""), ()
-        )
+        restarts = config.options[Stopping].max_restarts
+        hello = NodeHello(make_node_spec(plan), config.nnodes_text, None, "", None, restarts, Versions(""), ())
         return CoordinatorServer(loop, config, hello, plan.run_id, post_message)
     hello = build_hello(plan, config)
     if plan.node_rank:
@@ -59,10 +59,10 @@ def build_hello(plan: Plan, config: JobConfig) -> NodeHello:
     return NodeHello(
         node_spec=make_node_spec(plan),
         nnodes=config.nnodes_text,
-        run_id=config.run_id,
+        run_id=config.options[Nodes].run_id,
         target=_sanitize(plan.target.text),
         fingerprint=_fingerprint(plan.target),
-        max_restarts=config.max_restarts,
+        max_restarts=config.options[Stopping].max_restarts,
         versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
         gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
         has_node_rank=plan.has_node_rank,
@@ -126,8 +126,8 @@ def make_attempt_plan(
     variables = dict(extra)
     if start.interface:
         variables["GLOO_SOCKET_IFNAME"] = start.interface
-    if config.interface:
-        variables["NCCL_SOCKET_IFNAME"] = f"={config.interface}"  # without "=", NCCL takes it for a prefix
+    if interface := config.options[Nodes].interface:
+        variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without "=", NCCL takes it for a prefix
     defaults = {name: value for name, value in variables.items() if not environ.get(name)}
     assigned = with_assignment(plan, start.assignment, start.run_id, start.address or plan.master_addr, defaults)
     return with_all_nodes(assigned, start.node_specs) if start.node_specs else assigned

@@ -14,6 +14,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import PROTOCOL_VERSION, JoinDeclined, Message, NodeHello
 from ddplaunch.core.net import token_auth
+from ddplaunch.core.options import Nodes
 from ddplaunch.system.network.kernel_limits import raise_fd_limit
 
 HELLO_TIMEOUT_S = 10.0  # for the first message of a new connection
@@ -48,7 +49,7 @@ class Listener:
         """``ranks``: the number of local ranks, for which file descriptors are left free."""
         self._loop = loop
         self._socket = listener_socket
-        self._token = config.token
+        self._token = config.options[Nodes].token
         free = raise_fd_limit() - RESERVED_FDS - RESERVED_FDS_PER_RANK * ranks - config.max_nodes
         self._max_unauthenticated = max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED + config.max_nodes, free))
         self._handler = handler

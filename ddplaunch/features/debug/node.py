@@ -10,6 +10,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import Message, StopAttempt
+from ddplaunch.core.options import Output
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.features.debug.options import Debugging
@@ -44,7 +45,7 @@ class DebugSide(NodeSide):
             self.server = DebugServer(
                 context.loop, folder, options.debug_timeout, context.job.rpc, note, context.job.send
             )
-            if self._has_terminal and context.config.stdin is None:
+            if self._has_terminal and context.options[Output].stdin is None:
                 self.server.on_stop_unattended = self._attach_terminal
         self.server.start_attempt(ranks)
 

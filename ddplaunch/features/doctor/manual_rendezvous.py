@@ -20,6 +20,7 @@ from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.base.errors import EXIT_USAGE, LaunchError, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError, read_frame
+from ddplaunch.base.options import Options
 from ddplaunch.base.types import decode, encode
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
@@ -33,6 +34,7 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.options import Connections, Nodes
 from ddplaunch.features.doctor.node_process import MANUAL_FLAG, NODE_STATEMENT
 from ddplaunch.features.doctor.peers import DoctorPeer
 from ddplaunch.system.network.addresses import resolve, unresolvable_error
@@ -58,7 +60,7 @@ class ManualRendezvous:
     def __init__(self, loop: EventLoop, port: int, nnodes: int, token: str | None) -> None:
         """Raises UsageError if the port is in use."""
         self._loop, self._nnodes = loop, nnodes
-        self._config = JobConfig(max_nodes=nnodes, token=token)
+        self._config = JobConfig(max_nodes=nnodes, options=Options({Nodes: Nodes(token=token)}, {}))
         self._joined: dict[int, DoctorPeer] = {}
         try:
             listening = listen_on_all_interfaces(port)
@@ -100,7 +102,7 @@ class ManualRendezvous:
             refused = JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
             return self._listener.refuse(connection, refused)
         assert isinstance(hello, NodeHello)
-        connection.send(JoinAccepted(RUN_ID, self._config.heartbeat_timeout, proven))
+        connection.send(JoinAccepted(RUN_ID, self._config.options[Connections].heartbeat_timeout, proven))
         peer = self._joined[hello.node_spec.node_rank] = DoctorPeer(self._loop, hello.node_spec.host)
         peer.connect(connection)
 

@@ -1,7 +1,7 @@
 """The keyword arguments of ``launch`` and ``Session``, for type checkers: the options of ``ddplaunch run``.
 
-A test keeps them equal to the options. Values are as on the command line: ``timeout="10m"`` or 600, ``nproc=4`` or
-"auto".
+``python -m tests.reference`` writes this file. Values are as on the command line: ``timeout="10m"`` or 600,
+``nproc=4`` or "auto".
 """
 
 from __future__ import annotations
@@ -11,73 +11,74 @@ from typing import TypedDict
 
 Text = str | int | float
 Texts = str | Sequence[str]
+Variables = Mapping[str, str] | Texts
 
 
 class Keywords(TypedDict, total=False):
     """The options of ``ddplaunch run``, except those about a terminal or the target."""
 
-    nproc: str | int | None
+    nproc: Text | None
     gpus: Text | None
     oversubscribe: bool
     virtual_local_rank: bool
     bind: str | None
-    cluster: str | None
-    nnodes: str | int
-    node_rank: str | int | None
-    master_addr: str | None
-    master_port: int | None
-    interface: str | None
-    run_id: str | None
-    token: str | None
-    hosts: str | None
-    hostfile: str | None
-    include: str | None
-    exclude: str | None
-    env: Mapping[str, str] | Texts
-    remote_python: str | None
+    nnodes: Text
+    node_rank: Text | None
+    master_addr: Text | None
+    master_port: Text | None
+    interface: Text | None
+    cluster: Text | None
+    run_id: Text | None
+    token: Text | None
+    hosts: Text | None
+    hostfile: Text | None
+    include: Text | None
+    exclude: Text | None
+    env: Variables
+    remote_python: Text | None
     control: str
-    control_port: int | None
+    control_port: Text | None
     join_timeout: Text
     heartbeat_timeout: Text
     allow_mismatch: bool
-    spares: int
+    spares: Text
     join_window: Text
-    max_membership_changes: int
+    max_membership_changes: Text
     grow: bool
-    backend: str | None
-    init_method: str | None
+    backend: Text | None
+    init_method: Text | None
     start: str
-    preload: str | None
+    preload: Text | None
     warm: bool | None
     check: bool
     gpu_memory_timeout: Text | None
-    role: str
+    role: Text
     grace: Text
-    max_restarts: int
+    max_restarts: Text
     restart_on: str
     restart_backoff: Text
     min_uptime: Text
-    checkpoint: str | None
+    checkpoint: Text | None
     timeout: Text | None
     stall_timeout: Text | None
     on_stall: str | None
     straggler_timeout: Text | None
-    preempt_signal: str | int | None
+    preempt_signal: Text | None
     preempt_grace: Text
-    preempt_forward: str | int | None
-    tensorboard: str | None
+    preempt_forward: Text | None
+    tensorboard: Text | None
     sidecar: Texts
     notify: Texts
-    metrics: str | None
+    metrics: Text | None
     debug: bool
     debug_timeout: Text
     post_mortem: bool
-    debugpy: str | None
+    debugpy: Text | None
     oom_report: bool
-    show: str
-    prefix: str
+    show: Text
+    prefix: Text
     merge: bool | None
-    log_dir: str | None
+    log_dir: Text | None
     no_history: bool
     no_inspect: bool
     no_config: bool

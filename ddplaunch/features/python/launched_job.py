@@ -48,7 +48,7 @@ _MARK_TIMEOUT_S = 2.0
 _LAUNCHER = "from ddplaunch.features.python.launcher import main; main()"
 """It ends with the thread that started it, and so with this process, even by ``kill -9``."""
 
-_UNSUPPORTED_KEYWORDS = {
+UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it applies to targets on the command line"),
     **dict.fromkeys(("dry_run", "as_json"), "ddplaunch run --dry-run shows a plan"),
     **dict.fromkeys(("stdin", "ui"), "it needs a terminal"),
@@ -75,7 +75,7 @@ def keywords_to_argv(keywords: Mapping[str, object]) -> list[str]:
     options = {each.name: each for each in OPTIONS if not each.is_argument}
     argv: list[str] = []
     for name, value in keywords.items():
-        if why := _UNSUPPORTED_KEYWORDS.get(name):
+        if why := UNSUPPORTED_KEYWORDS.get(name):
             raise UsageError(f"{name} does not work from Python: {why}")
         if name not in options:
             raise TypeError(f"launch() got an unexpected keyword argument {name!r}")

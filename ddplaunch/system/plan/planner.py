@@ -20,6 +20,8 @@ from ddplaunch.system.target.target import Target, TargetKind
 class PlanSpec(Struct, frozen=True):
     """The input of the planner from the options; None if not given. ``--nnodes 2:4`` is ``min_nodes`` 2, ``nnodes`` 4.
 
+    A field with the name of an option has its value, but for the nodes.
+
     ``started_rank`` is set if this process is one of the ranks that another launcher started; each is a node here.
     ``sources`` names the cluster system that supplied a field; all others come from the command line.
     """

@@ -33,12 +33,13 @@ from ddplaunch.core.job.job_events import (
 from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import CHECK_TIMEOUT_S, SLOW_NODE_NOTICE_S
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello
+from ddplaunch.core.options import Elastic, Stopping
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
+from tests.core.job_configs import make_job_config
 
 CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
@@ -56,7 +57,7 @@ class Job:
         self.sent: list[tuple[int, Message]] = []
         self.disconnected: list[int] = []
         self.replies: list[Accept | Refuse] = []
-        self.rules = JobConfig(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
+        self.rules = make_job_config(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
         self.start(self.hello(0), features)
 
     def start(self, hello: NodeHello, features: Iterable[tuple[str, Feature]] | None = None) -> None:
@@ -78,7 +79,7 @@ class Job:
         share = NodeSpec(number, f"n{number}", ("cpu", "cpu"))
         fields = {
             "node_spec": share, "nnodes": self.rules.nnodes_text, "run_id": None, "target": "train.py",
-            "fingerprint": "abc", "max_restarts": self.rules.max_restarts,
+            "fingerprint": "abc", "max_restarts": self.rules.options[Stopping].max_restarts,
             "versions": Versions("3.11", "2.13"), "gpus": (),
         }  # fmt: skip
         return NodeHello(**{**fields, **changed})  # type: ignore[arg-type]
@@ -919,7 +920,7 @@ def test_an_elastic_job_leaves_out_a_node_with_a_failed_check():
 
 def test_too_few_nodes_pass_their_checks():
     job = checking(1, min_nodes=2, max_nodes=3)
-    job.wait(job.rules.join_window)
+    job.wait(job.rules.options[Elastic].join_window)
     job.send(1, LACK)
     (text, _), code = job.outcome(0).outcome.usage_error, job.outcome(1).outcome.code
     assert text.endswith("needed); without it 1 of at least 2 nodes are left")
@@ -951,7 +952,7 @@ def test_a_node_that_is_lost_during_its_check():
 
 def test_a_node_that_joins_during_checks_is_checked_too():
     job = checking(1, min_nodes=2, max_nodes=3)
-    job.wait(job.rules.join_window)
+    job.wait(job.rules.options[Elastic].join_window)
     assert [check.attempt for check in job.take(CheckNode)] == [0, 0]
     job.join(2)
     for number in (0, 1):
@@ -963,7 +964,7 @@ def test_a_node_that_joins_during_checks_is_checked_too():
 
 def test_a_new_node_interrupts_the_ranks_after_its_check():
     job = checking(min_nodes=1, max_nodes=2, grow=True)
-    job.wait(job.rules.join_window)
+    job.wait(job.rules.options[Elastic].join_window)
     job.send(0, messages.CheckPassed(0))
     assert len(job.take(messages.StartAttempt)) == 1
     job.join(1)
@@ -985,7 +986,7 @@ def test_a_new_node_interrupts_the_ranks_after_its_check():
 def test_a_new_node_with_a_failed_check_while_the_ranks_fail():
     """The new node was checked as it joined; the others restart at the planned time, after a check of their own."""
     job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
-    job.wait(job.rules.join_window)
+    job.wait(job.rules.options[Elastic].join_window)
     job.send(0, messages.CheckPassed(0))
     job.join(1)
     job.drain(0, job.fail(0, 0))

@@ -28,6 +28,7 @@ from ddplaunch.core.job.job_attempt import JobPhase, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
+from ddplaunch.core.options import Stopping
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
@@ -35,6 +36,7 @@ from ddplaunch.observe.messages import ArrivalsReported, StallSuspected, Straggl
 from ddplaunch.observe.options import Hangs
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
+from tests.core.job_configs import make_job_config
 
 HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "2500"))
 STEPS = 150
@@ -136,7 +138,7 @@ class History:
             Checking: Checking(check=choose((False, False, True))),
             Hangs: hangs,
         }
-        return JobConfig(
+        return make_job_config(
             min_nodes=min_nodes, max_nodes=min_nodes + choose((0, 0, 1, 2)) + spares, spares=spares,
             join_timeout=choose((20.0, 1000.0)), join_window=choose((0.0, 10.0)), grace=choose((0.0, 4.0, 30.0)),
             preempt_grace=choose((0.0, 20.0)), max_restarts=choose((0, 1, 5)), restart_backoff=choose((0.0, 3.0)),
@@ -153,7 +155,7 @@ class History:
             None,
             "train.py",
             "abc",
-            self.config.max_restarts,
+            self.config.options[Stopping].max_restarts,
             Versions("3.11"),
             (),
         )

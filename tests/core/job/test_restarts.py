@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job.restart_policy import MAX_BACKOFF_S, MAX_SHORT_ATTEMPTS, RestartPolicy
-from ddplaunch.core.job_config import JobConfig
 from tests.conftest import PROGRAMS
+from tests.core.job_configs import make_job_config
 from tests.start_modes import EXEC, FORKED, LIGHT, WARM
 
 FAILS = PROGRAMS / "fails.py"
@@ -61,11 +61,11 @@ def test_descendants_are_killed_before_a_restart(start_ddplaunch, tmp_path):
 
 
 def test_backoff_doubles_only_while_ranks_die_early():
-    restarts = RestartPolicy(JobConfig(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
+    restarts = RestartPolicy(make_job_config(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
     assert [after(restarts, 1.0), after(restarts, 1.0), after(restarts, 1.0)] == [10.0, 20.0, None]
     again = restarts.decide(JobAttempt(), 1.0).remark
     assert again == f"giving up: {MAX_SHORT_ATTEMPTS} attempts in a row lasted less than 5 s (--min-uptime)"
-    patient = RestartPolicy(JobConfig(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
+    patient = RestartPolicy(make_job_config(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
     assert [after(patient, 1.0), after(patient, 1.0), after(patient, 9.0)] == [40.0, MAX_BACKOFF_S, 40.0]
 
 

@@ -16,11 +16,11 @@ from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.observe.diagnosis.inspection import Detail
 from tests.core.job.test_machine import Job
+from tests.core.job_configs import make_job_config
 
 
 class Merged(Kind):
@@ -54,7 +54,7 @@ class Nodes:
     """Three nodes with two ranks each; node N's clock is N hours ahead. ``done`` has what node 0 gathered."""
 
     def __init__(self) -> None:
-        self.table = NodeTable(JobConfig(min_nodes=3, max_nodes=3))
+        self.table = NodeTable(make_job_config(min_nodes=3, max_nodes=3))
         self.turn = self.table.turn
         for number in range(3):
             hello = Job().hello(number)

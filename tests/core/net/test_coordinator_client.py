@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
 from ddplaunch.core.net import coordinator_client
 from ddplaunch.core.net.coordinator_client import (
@@ -27,6 +26,7 @@ from ddplaunch.core.net.coordinator_client import (
 )
 from tests.conftest import wait_until
 from tests.core.job.test_machine import Job
+from tests.core.job_configs import make_job_config
 from tests.core.net.fake_peer import FakePeer, ManualLoop, make_assignment
 
 JOINED = {"run_id": "theirs", "heartbeat_timeout_s": 15.0}
@@ -42,7 +42,7 @@ class World:
         self.clock = SimpleNamespace(now=1000.0)
         monkeypatch.setattr(coordinator_client.time, "monotonic", lambda: self.clock.now)
         config = {"address": "127.0.0.1", "port": self.port, "join_timeout": 60.0, "min_nodes": 2, "max_nodes": 2}
-        self.config = JobConfig(**{**config, **changed})
+        self.config = make_job_config(**{**config, **changed})
         self.hello = Job(min_nodes=2).hello(1)
         self.hello = replace(self.hello, node_spec=replace(self.hello.node_spec, devices=("cpu",)))
         self.loop.watch_fd(self.server.fileno(), lambda: self.accepted.append(FakePeer(self.server.accept()[0])))

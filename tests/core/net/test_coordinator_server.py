@@ -7,11 +7,11 @@ import socket
 import pytest
 
 from ddplaunch.core import messages
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeLost, NoteMessage, StartAttempt, StopAttempt
 from ddplaunch.core.net.coordinator_server import LINGER_S, CoordinatorServer
 from ddplaunch.core.net.listener import HELLO_TIMEOUT_S
 from tests.core.job.test_machine import Job
+from tests.core.job_configs import make_job_config
 from tests.core.net.fake_peer import FakePeer, ManualLoop, make_hello, make_node_spec
 
 
@@ -22,7 +22,7 @@ class World:
         self.sock = socket.create_server(("127.0.0.1", 0))
         config = {"address": "127.0.0.1", "port": self.sock.getsockname()[1], "min_nodes": 2, "max_nodes": 2}
         self.loop, self.received, self.peers = ManualLoop(), [], []
-        self.config = JobConfig(**{"inspect": False, "heartbeat_timeout": 20.0, **config, **changed})
+        self.config = make_job_config(**{"inspect": False, "heartbeat_timeout": 20.0, **config, **changed})
         hello = Job(min_nodes=2, max_nodes=self.config.max_nodes).hello(0, fingerprint=None)
         self.server = CoordinatorServer(self.loop, self.config, hello, "r", self.received.append, self.sock)
         self.server.start()

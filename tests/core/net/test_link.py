@@ -10,17 +10,17 @@ import pytest
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net import listener
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
+from tests.core.job_configs import make_job_config
 from tests.features.runs.recorded_events import plan
 
 
 def test_a_reply_never_arrives_within_the_call():
     loop, received = EventLoop(), []
-    link = make_link(loop, plan(ranks=1), JobConfig(), received.append)
+    link = make_link(loop, plan(ranks=1), make_job_config(), received.append)
 
     def answered() -> list[type]:
         assert not received
@@ -55,7 +55,7 @@ def test_a_reply_never_arrives_within_the_call():
 )  # fmt: skip
 def test_the_plan_of_an_attempt(start, interface, environ, variables):
     """Variables that the user has set stay; the address is that by which the node has reached node 0."""
-    config, before = JobConfig(max_nodes=2, interface=interface), plan(ranks=1)
+    config, before = make_job_config(max_nodes=2, interface=interface), plan(ranks=1)
     assigned = NodeAssignment(1, 2, 1, 2)
     order = messages.StartAttempt(0, "theirs", assigned, **start)
     made = make_attempt_plan(before, order, config, environ, {"X": "1"})
@@ -84,7 +84,7 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
     loop, server, welcomed = EventLoop(), Exhausted(), []
     server.bind(("127.0.0.1", 0))
     server.listen()
-    listening = listener.Listener(loop, server, JobConfig(), 1, lambda *peer: None)
+    listening = listener.Listener(loop, server, make_job_config(), 1, lambda *peer: None)
     with socket.create_connection(server.getsockname()) as peer:
         loop.watch_fd(peer.fileno(), lambda: welcomed.append(peer.recv(1 << 10)))
         while server.refusals:
@@ -98,7 +98,9 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
 
 def test_a_refusal_on_its_way_outlives_the_listener():
     loop, (ours, theirs) = EventLoop(), socket.socketpair()
-    listening = listener.Listener(loop, socket.create_server(("127.0.0.1", 0)), JobConfig(), 1, lambda *peer: None)
+    listening = listener.Listener(
+        loop, socket.create_server(("127.0.0.1", 0)), make_job_config(), 1, lambda *peer: None
+    )
     connection = Connection(loop, ours, [messages.NodeHello], on_message=print, on_lost=print)
     listening.refuse(connection, messages.JoinRefused("no", None))
     assert listening.close() == [connection]

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net import listener
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_joining import Nodes
+from tests.core.job_configs import make_job_config
 from tests.core.net.fake_peer import FakePeer, make_hello, make_node_spec
 
 WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -38,7 +38,7 @@ def test_unrelated_connections_leave_files_for_nodes_and_ranks(monkeypatch):
     monkeypatch.setattr(listener, "raise_fd_limit", lambda: limit)
     loop = EventLoop()
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        accepting = listener.Listener(loop, sock, JobConfig(min_nodes=10, max_nodes=10), 2, None)
+        accepting = listener.Listener(loop, sock, make_job_config(min_nodes=10, max_nodes=10), 2, None)
         peers = [socket.create_connection(sock.getsockname()) for _ in range(8)]
         for step in range(32):
             loop.call_soon(lambda: None)  # so that it does not wait

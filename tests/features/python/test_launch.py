@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.features.python import launched_job
-from ddplaunch.features.python.keywords import Keywords
 from tests.conftest import clean_environment, run_command, wait_until, write_program
 from tests.features.python.conftest import HEAD, Python
+from tests.reference.keywords import FILE, render_keywords
 from tests.scaled_timeouts import scaled_timeout
 
 RETURNS = """
@@ -444,8 +443,7 @@ launch(wait, nproc=2, preload="threading")
 
 
 def test_keywords_are_the_options_of_run():
-    typed = {each.name for each in OPTIONS if not each.is_argument}
-    assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
+    assert FILE.read_text(encoding="utf-8") == render_keywords(), "python -m tests.reference writes it anew"
     environment = launched_job.launcher_environment(["A=1", "PATH", "NOSUCH"])
     assert (environment["A"], environment["PATH"], "NOSUCH" in environment) == ("1", os.environ["PATH"], False)
 
