@@ -377,3 +377,11 @@ def start_ddplaunch(tmp_path: Path) -> Iterator[Callable[..., BackgroundJob]]:
             with suppress(ProcessLookupError):  # it went with one that was killed before it
                 os.kill(pid, signal.SIGKILL)
         job.process.wait()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's state folder, empty."""
+    path = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))
+    return path

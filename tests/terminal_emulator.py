@@ -11,7 +11,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +136,17 @@ class TerminalEmulator:
 def _make_controlling_terminal() -> None:
     """Make the terminal this session's, so that a typed Ctrl-C is a signal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def at_terminal(tmp_path: Path) -> Iterator[Callable[..., TerminalEmulator]]:
+    """Start commands, each in a terminal of its own, which is closed at the end."""
+    begun: list[TerminalEmulator] = []
+
+    def begin(words: Sequence[str], env: Mapping[str, str] | None = None, **size: int) -> TerminalEmulator:
+        begun.append(TerminalEmulator(words, tmp_path, env, **size))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
+from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.options import Connections, Elastic, Nodes
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -50,7 +51,7 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    return JobConfig(
+    config = JobConfig(
         min_nodes=lowest,
         max_nodes=highest + options[Elastic].spares,
         address=address,
@@ -61,6 +62,9 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         shared_log=has_shared_log(cluster_env),
         options=options,
     )
+    for name, feature in load_features():
+        config = load_features().call(name, feature.configure_job, config, options) or config
+    return config
 
 
 def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:

@@ -330,6 +330,10 @@ class Feature:
         """
         return spec
 
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        """Return the job config with what is derived from the options of this feature."""
+        return config
+
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()

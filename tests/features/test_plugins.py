@@ -128,7 +128,7 @@ def test_one_that_cannot_be_used_is_named_and_the_job_goes_on(text, tmp_path):
     assert done.stderr == f"ddplaunch: {left_out}\n"
 
 
-@pytest.mark.parametrize("hook", ["check", "make_screen", "run_instead", "make_zygote_source"])
+@pytest.mark.parametrize("hook", ["configure_job", "check", "make_screen", "run_instead", "make_zygote_source"])
 def test_one_that_raises_later_is_named_and_the_job_goes_on(hook, tmp_path):
     how = "yield" if hook == "check" else "return"
     text = f"{BASE}class F(Feature):\n    def {hook}(self, *words):\n        {how} 1 / 0\nFEATURE = F()\n"
