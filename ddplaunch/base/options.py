@@ -72,6 +72,7 @@ class Option(Struct, frozen=True):
     completion: str | None = None  # how a shell completes its value: as "file", "folder" or "any" path
     is_common: bool = False  # it is in the short help too
     in_project: bool = False  # a project's pyproject.toml may set it; never if it runs a command or connects to a host
+    in_user_file: bool = False  # the user's own ddplaunch.toml may set it, in its table [run]
     is_local: bool = False  # it is for this command alone: the commands of the other nodes do not get it
     # These come from the field:
     name: str = ""

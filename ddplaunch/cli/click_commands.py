@@ -37,7 +37,13 @@ HEADINGS = ("Run", "Watch", "Diagnose", "Clusters", "Housekeeping")
 def _find_commands() -> dict[str, Command]:
     """Return all commands in the order of the help."""
     own = (
-        Command("run", "Run a training job, or this machine's part of a multi-node job.", _RUN, "Run"),
+        Command(
+            "run",
+            "Run a training job, or this machine's part of a multi-node job.",
+            _RUN,
+            "Run",
+            also=("start", "launch", "exec", "train"),
+        ),
         Command("completion", "Print the completion script for a shell.", __name__, "Housekeeping", 9),
         Command("help", "Show the help of a command or a page of the documentation.", __name__, "Housekeeping", 9),
     )
@@ -50,18 +56,8 @@ def _find_commands() -> dict[str, Command]:
 COMMANDS = _find_commands()
 """All commands by name, those of the features too. Their modules are imported on use."""
 
-_FOREIGN_COMMANDS = {
-    **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
-    **dict.fromkeys(("kill", "cancel", "end", "terminate"), "stop"),
-    **dict.fromkeys(("rm", "remove", "delete", "prune", "purge"), "clean"),
-    **dict.fromkeys(("start", "launch", "exec", "train"), "run"),
-    **dict.fromkeys(("log", "tail", "output"), "logs"),
-    **dict.fromkeys(("bt", "trace", "backtrace", "hang"), "stacks"),
-    **dict.fromkeys(("gpus", "gpu", "info"), "devices"),
-    **dict.fromkeys(("sbatch", "qsub", "bsub"), "submit"),
-    **{"watch": "top", "monitor": "top", "check": "doctor", "version": "--version", "pdb": "debug"},
-}
-"""Names of commands in other programs, and the command that an error suggests."""
+_FOREIGN_COMMANDS = {"version": "--version"} | {word: name for name, each in COMMANDS.items() for word in each.also}
+"""Names of commands in other programs, and what an error suggests."""
 
 
 class _Commands(click.Group):

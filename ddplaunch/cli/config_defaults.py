@@ -1,4 +1,4 @@
-"""Reads the configuration files: default values of options of ``run``, ``submit`` and ``manifest``.
+"""Reads the configuration files: default values of options of ``run``, and of commands with ``in_config``.
 
 A project's file is the nearest pyproject.toml, in the current folder or above, with ``[tool.ddplaunch.submit]``. A
 user's file is ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification), with ``[submit]``. Keys are the
@@ -6,7 +6,8 @@ names of options without the leading dashes.
 
 For ``run`` only the project's file is read, and only for options with ``in_project``: how ranks on this machine run,
 stop and are shown, but nothing that runs a command, connects to a host or names a run. Precedence: command line,
-environment variables, file, cluster detection. The user's own ``[run]`` is read by the feature ``warm``.
+environment variables, file, cluster detection. In the user's own ``[run]`` are options with ``in_user_file``, which
+their features read.
 
 Values of these files run commands as the user (``setup``). So only files owned by the user or root are read, as git
 does with ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
@@ -19,7 +20,7 @@ import os
 import pwd
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -38,7 +39,7 @@ PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file
 COMMAND_LINE_ONLY = ("--config", "--dry-run")  # options that have no default in a file
 RUN = "run"
-COMMAND_TABLES = (RUN, "submit", "manifest")  # the commands that have a table
+COMMAND_TABLES = (RUN, *(name for name, command in COMMANDS.items() if command.in_config))
 USER_TABLE = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
 MAX_FILE_BYTES = 1 << 20  # a larger file is not read
 
@@ -85,7 +86,7 @@ def read_defaults(
 
 
 def _read_run(
-    known: Mapping[str, Option], all_options: Collection[str], cwd: str, environ: Mapping[str, str]
+    known: Mapping[str, Option], all_options: Mapping[str, Option], cwd: str, environ: Mapping[str, str]
 ) -> Defaults:
     """Read the project's defaults of ``run`` for the options in ``known``, by their keys.
 
@@ -98,9 +99,10 @@ def _read_run(
         return Defaults({}, notes)
 
     def hint_for(key: str) -> str | None:
-        if key == "warm":
-            return f"[{USER_TABLE}] warm goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
-        if key in all_options:
+        option = all_options.get(key)
+        if option and option.in_user_file:
+            return f"[{USER_TABLE}] {key} goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
+        if option:
             return f"a project's file cannot set it: use --{key}"
         return _find_owning_command(RUN, file)(key)
 
@@ -313,7 +315,7 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
 
     def find_table(key: str) -> str | None:
         for other in COMMAND_TABLES:
-            if other in (command, RUN) or other not in COMMANDS:
+            if other in (command, RUN):
                 continue
             headings = import_module(COMMANDS[other].module).HEADINGS
             if any(f"--{key}" in option.opts for options in headings.values() for option in options):

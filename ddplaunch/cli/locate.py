@@ -324,4 +324,6 @@ def find_host_connector(needed_by: str) -> HostConnector:
     connectors = (locator.host_connector() for locator in _locators())
     if connector := next(filter(None, connectors), None):
         return connector
-    raise UsageError(f"{needed_by} needs the feature ssh, which this ddplaunch does not have", "reinstall ddplaunch")
+    raise UsageError(
+        f"{needed_by} needs connections to other hosts, which this ddplaunch does not make", "reinstall ddplaunch"
+    )

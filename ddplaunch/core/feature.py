@@ -54,6 +54,8 @@ class Command(NamedTuple):
     module: str = "command"  # in the feature's folder: command.py
     heading: str = "Other"  # of `ddplaunch --help`
     place: int = 5  # under the heading: the smallest is first; equal ones are in the order of the features
+    also: tuple[str, ...] = ()  # what users of other programs type for it: an error suggests it then
+    in_config: bool = False  # configuration files may have a table of its defaults
 
 
 class RankSide(NamedTuple):

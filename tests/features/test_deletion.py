@@ -155,7 +155,7 @@ def test_without_ssh_the_doctor_and_the_debugger_work_on_this_machine(package: P
     write_program(tmp_path, "train.py", "loss = 42\nbreakpoint()\n")
     environment = {"PYTHONPATH": str(package.parent)}
     start = [sys.executable, "-m", "ddplaunch"]
-    missing = "needs the feature ssh, which this ddplaunch does not have"
+    missing = "needs connections to other hosts, which this ddplaunch does not make"
     with without(package, {"ssh"}):
         examined = run_command([*start, "doctor"], tmp_path, environment)
         assert "Traceback" not in examined.stderr

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 class Debug(Feature):
     options = (Debugging,)
-    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
+    commands = (
+        Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose", also=("pdb",)),
+    )
     requests = ("request",)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:

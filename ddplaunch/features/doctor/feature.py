@@ -8,7 +8,12 @@ from ddplaunch.core.feature import Command, Feature
 class Doctor(Feature):
     requires = ("check",)
     commands = (
-        Command("doctor", "Check one or many machines for problems that break or slow jobs.", heading="Diagnose"),
+        Command(
+            "doctor",
+            "Check one or many machines for problems that break or slow jobs.",
+            heading="Diagnose",
+            also=("check",),
+        ),
     )
 
 

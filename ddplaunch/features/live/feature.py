@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 class Live(Feature):
     requires = ("runs",)
     options = (LiveDisplay,)
-    commands = (Command("top", "Show the live status of a running job and its ranks.", heading="Watch", place=2),)
+    commands = (
+        Command(
+            "top",
+            "Show the live status of a running job and its ranks.",
+            heading="Watch",
+            place=2,
+            also=("watch", "monitor"),
+        ),
+    )
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         why = _why_no_live_view() if options[LiveDisplay].ui else None

@@ -7,7 +7,9 @@ from ddplaunch.core.feature import Command, Feature
 
 class Manifest(Feature):
     requires = ("submit",)
-    commands = (Command("manifest", "Print a training job as YAML for Kubernetes.", heading="Clusters"),)
+    commands = (
+        Command("manifest", "Print a training job as YAML for Kubernetes.", heading="Clusters", in_config=True),
+    )
 
 
 FEATURE = Manifest()

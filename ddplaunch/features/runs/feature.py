@@ -11,15 +11,29 @@ class Runs(Feature):
     locators = ("run_lookup",)
     requests = ("output_request", "time_tracker")
     commands = (
-        Command("stop", "Stop a running job.", module="stop", heading="Run"),
+        Command(
+            "stop", "Stop a running job.", module="stop", heading="Run", also=("kill", "cancel", "end", "terminate")
+        ),
         Command("wait", "Wait for a job to end and return its exit code.", module="stop", heading="Run"),
         Command(
-            "ps", "List your jobs: running here, submitted and recently ended.", module="ps", heading="Watch", place=1
+            "ps",
+            "List your jobs: running here, submitted and recently ended.",
+            module="ps",
+            heading="Watch",
+            place=1,
+            also=("status", "list", "ls", "jobs", "queue"),
         ),
-        Command("logs", "Show the output of a run.", module="logs", heading="Watch"),
+        Command("logs", "Show the output of a run.", module="logs", heading="Watch", also=("log", "tail", "output")),
         Command("report", "Summarize a run: result, failure, goodput, memory.", module="report", heading="Watch"),
         Command("attach", "Follow the log of a submitted job.", module="attach", heading="Clusters"),
-        Command("clean", "Delete the records of finished runs.", module="clean", heading="Housekeeping", place=6),
+        Command(
+            "clean",
+            "Delete the records of finished runs.",
+            module="clean",
+            heading="Housekeeping",
+            place=6,
+            also=("rm", "remove", "delete", "prune", "purge"),
+        ),
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:

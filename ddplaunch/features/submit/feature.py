@@ -14,7 +14,14 @@ class Submit(Feature):
         SchedulerEntry("lsf", "LSF", "lsf", "Lsf"),
     )
     commands = (
-        Command("submit", "Submit a training job to Slurm, Grid Engine, PBS or LSF.", heading="Clusters", place=1),
+        Command(
+            "submit",
+            "Submit a training job to Slurm, Grid Engine, PBS or LSF.",
+            heading="Clusters",
+            place=1,
+            also=("sbatch", "qsub", "bsub"),
+            in_config=True,
+        ),
     )
 
 

@@ -18,4 +18,4 @@ class Warming(OptionGroup, frozen=True):
 
     warm: Annotated[bool | None, Option("--warm",
         "Keep the process that has imported torch for later runs, for 10 minutes.",
-        off="--no-warm", envvar="DDPLAUNCH_WARM")] = None
+        off="--no-warm", envvar="DDPLAUNCH_WARM", in_user_file=True)] = None
