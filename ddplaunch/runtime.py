@@ -1,4 +1,4 @@
-"""Runtime API for training programs: rank, device, preemption, progress.
+"""Runtime API for training programs: rank, device, preemption, progress, work that one rank of a node does first.
 
 It also works without ddplaunch: under torchrun, or another launcher that sets torch's variables (RANK, LOCAL_RANK,
 WORLD_SIZE), and as a world of one rank if none is set. Imports only what is needed, and initialises nothing.
@@ -11,9 +11,12 @@ WORLD_SIZE), and as a world of one rank if none is set. Imports only what is nee
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,6 +94,101 @@ def working() -> None:
         os.utime(file, ns=(now, now))  # monotonic: the launcher has the same clock, and it is never set
     except OSError:
         pass
+
+
+@contextmanager
+def local_first(timeout_s: float = 3600.0) -> Iterator[bool]:
+    """Run the block on the first rank of each node, then on the node's other ranks, which wait for it.
+
+    For what all ranks of a node need and one should make: a cache, a download, a compiled extension. The value is True
+    on the rank that goes first. Every rank must use it equally often, and must not wait for other ranks in the block.
+
+        with runtime.local_first():
+            dataset = load_dataset("squad")
+
+    Raises RuntimeError on the others if the first rank fails in the block or ends, TimeoutError after ``timeout_s``.
+    """
+    global _uses
+    _uses += 1
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if count == 1:
+        yield True
+        return
+    path = _first_rank_file(_uses)
+    try:  # where all ranks have LOCAL_RANK 0 (--virtual-local-rank), the first to come is the first rank
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(f"{path}.new", flags, 0o600) if local_rank() == 0 else None
+    except FileExistsError:
+        descriptor = None
+    if descriptor is None:
+        _wait_for_first(path, count, timeout_s)
+        yield False
+        return
+    try:
+        # Locked before it has its name, so that the others never find it unlocked while the block runs. Unlike a lock
+        # of flock(2), one of fcntl(2) ends with this process although a child that it has forked lives on.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        os.link(f"{path}.new", path)
+        try:
+            yield True
+        except BaseException as error:
+            os.write(descriptor, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
+            raise
+        os.write(descriptor, _DONE)
+    finally:
+        os.close(descriptor)
+
+
+_DONE = b"+"
+"""What the first rank writes after its block; each other rank that has read it adds one. Else an error's text."""
+
+_POLL_INTERVAL_S = 0.05
+_uses = 0  # of ``local_first`` in this process
+
+
+def _first_rank_file(use: int) -> str:
+    """The path of the file that the ranks of this node share: in the run's folder, which the launcher removes.
+
+    Under other launchers in the folder for temporary files; the ranks of a node have the same parent there.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if path := os.environ.get("DDPLAUNCH_PREEMPTED_FILE"):
+        return os.path.join(os.path.dirname(path), f"first.{attempt}.{use}")
+    job = f"{os.getuid()}-{os.getppid()}-{os.environ.get('MASTER_PORT', '')}"
+    return os.path.join(tempfile.gettempdir(), f"ddplaunch-first-{job}.{attempt}.{use}")
+
+
+def _wait_for_first(path: str, count: int, timeout_s: float) -> None:
+    """Wait until the first rank has left its block."""
+    deadline = time.monotonic() + timeout_s
+    while (text := _read_unlocked(path, count)) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"runtime.local_first: the first rank of this node needs more than {timeout_s:g} s")
+        time.sleep(_POLL_INTERVAL_S)
+    if not text.startswith(_DONE):
+        why = text.decode(errors="replace") or "it has ended"
+        raise RuntimeError(f"runtime.local_first: the first rank of this node failed: {why}")
+
+
+def _read_unlocked(path: str, count: int) -> bytes | None:
+    """Return what the first rank has written; None while it has not come, or is in its block."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        text = os.pread(descriptor, 1000, 0)
+        if text.startswith(_DONE):
+            os.write(descriptor, _DONE)
+            if len(text) + 1 == count:  # the last one
+                os.unlink(path)
+                os.unlink(f"{path}.new")
+        return text
+    except (BlockingIOError, PermissionError):  # both mean "locked"
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:

@@ -68,3 +68,93 @@ def test_progress_in_a_log(run_ddplaunch, tmp_path):
     """A line a minute, so none of this short program."""
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "t.py", STEPS))
     assert (done.returncode, done.stderr, done.stdout.count("sum 10")) == (0, "", 2)
+
+
+FIRST = """
+    import os, sys, time
+    from ddplaunch import runtime
+
+    for name in ("a", "b"):
+        with runtime.local_first() as is_first:
+            print(runtime.rank(), name, is_first, os.path.exists(name), flush=True)
+            time.sleep(0.3 if is_first else 0)
+            open(name, "a").close()
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--virtual-local-rank",)])
+def test_the_first_rank_of_a_node_goes_first(run_ddplaunch, tmp_path, more):
+    done = run_ddplaunch("run", *LIGHT, "--no-merge", *more, "--nproc", "3", write_program(tmp_path, "t.py", FIRST))
+    found = lines(done.stdout)
+    assert sorted(line.split()[1:] for line in found) == sorted(
+        [name, *rest] for name in "ab" for rest in (["True", "False"], ["False", "True"], ["False", "True"])
+    ), done.stderr
+
+
+def test_the_first_rank_goes_first_under_another_launcher(tmp_path):
+    """Its ranks have the same parent; the files are gone in the end."""
+    program = str(write_program(tmp_path, "t.py", FIRST))
+    (tmp_path / "temporary").mkdir()
+    launcher = f"""
+        import os, subprocess, sys
+        ranks = [
+            subprocess.Popen([sys.executable, {program!r}],
+                env={{**os.environ, "RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}})
+            for n in range(2)
+        ]
+        sys.exit(max(rank.wait() for rank in ranks))
+    """
+    done = run_command(
+        [sys.executable, write_program(tmp_path, "launcher.py", launcher)],
+        tmp_path,
+        {"TMPDIR": str(tmp_path / "temporary")},
+        timeout=100,
+    )
+    assert lines(done.stdout) == ["0 a True False", "0 b True False", "1 a False True", "1 b False True"], done.stderr
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "headline"),
+    [
+        ("raise ValueError('no labels')", "rank 0 failed with ValueError: no labels (exit code 1)"),
+        ("os.kill(os.getpid(), 9)", "rank 0 was ended by SIGKILL"),
+    ],
+)
+def test_a_failure_of_the_first_rank_reaches_the_others(run_ddplaunch, tmp_path, what, headline):
+    body = f"""
+        import os
+        from ddplaunch import runtime
+
+        with runtime.local_first():
+            if runtime.rank() == 0:
+                {what}
+            print("never")
+    """
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "t.py", body))
+    assert f"ddplaunch: {headline}" in done.stderr
+    assert "never" not in done.stdout
+    assert "RuntimeError" not in done.stderr.partition("then rank")[0].partition("ddplaunch: rank 0")[2]
+
+
+def test_waiting_for_the_first_rank_has_a_limit_and_is_named(start_ddplaunch, tmp_path):
+    body = """
+        import time
+        from ddplaunch import runtime
+
+        with runtime.local_first(timeout_s=600):
+            print("up", flush=True)
+            time.sleep(600)
+    """
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "t.py", body))
+    job.wait_for("up")
+    shown = run_command(ddplaunch_command("stacks", str(job.process.pid)), timeout=100).stdout
+    assert "waits in runtime.local_first for the first rank of its node" in shown, shown
+
+    late = body.replace("600)", "0.2)", 1)
+    done = run_command(
+        ddplaunch_command("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "late.py", late)),
+        tmp_path,
+        timeout=100,
+    )
+    assert "TimeoutError: runtime.local_first: the first rank of this node needs more than 0.2 s" in done.stderr

@@ -51,6 +51,7 @@ PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 # - A failure is secondary if its message is one of torch.distributed's about a peer that is gone or late, and it came
 #   from there: its innermost frame is in torch (autograd's in a backward pass of DDP), or its class or the place in
 #   torch's source is in the message. So an upload's ConnectionResetError is not, nor that of a database.
+# - So is that of a rank whose first rank on the node has failed in runtime.local_first.
 # - An error of this machine's network (a port in use) is not secondary, whatever its class.
 # - The first cause is the earliest failure that is not secondary. The machine waits a little for it
 #   (SECONDARY_FAILURE_DELAY_S), because the rank that fails closes its connections before its end is noticed.
@@ -74,6 +75,9 @@ _TORCH_ERROR = r"Dist(Backend|Network|Store)Error|\[\S+\.(cc|cpp|h|hpp):\d+\]|\[
 """What only torch's own errors have in their messages."""
 
 _TORCH_FRAME = r'  File "[^"\n]*/torch/(distributed|autograd|nn/parallel)/[^"\n]*", line '
+
+_FIRST_RANK_ERROR = "RuntimeError: runtime.local_first: the first rank of this node failed: "
+"""What ``ddplaunch.runtime`` raises in ranks that have waited for another one, which has failed."""
 
 _TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with which its messages begin
 
@@ -213,6 +217,8 @@ def is_secondary_error(message: str, traceback: str) -> bool:
 
     Of a traceback the innermost frame counts: below a checkpoint's frames may be those of an upload.
     """
+    if message.startswith(_FIRST_RANK_ERROR):
+        return True
     if not re.search(_SECONDARY_ERROR, message) or re.search(_LOCAL_ERROR, message):
         return False
     innermost = traceback[max(traceback.rfind('  File "'), 0) :]

@@ -90,6 +90,7 @@ _WAIT_TEXTS = {
     ("multiprocessing/queues.py", "put"): _SPACE,
     ("multiprocessing/synchronize.py", "__enter__"): _LOCK,
     ("multiprocessing/synchronize.py", "acquire"): _LOCK,
+    ("ddplaunch/runtime.py", "_wait_for_first"): "waits in runtime.local_first for the first rank of its node",
     ("queue.py", "get"): _FILL,
     ("queue.py", "put"): _SPACE,
     ("subprocess.py", "wait"): "waits for a command to end",
