@@ -75,7 +75,8 @@ def build_node_job(
         notes.append(check_loopback())
     if plan.world_size > 1:
         unknown = find_unknown_interfaces({**os.environ, **plan.environment(plan.local_ranks[0])})
-        notes += (f"{each}: this machine has no such network interface" for each in unknown)
+        where = "this machine" if plan.nnodes == 1 else host_name()  # over SSH all of them print to one terminal
+        notes += (f"{each}: {where} has no such network interface" for each in unknown)
     print_notes(*filter(None, notes))
     config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)

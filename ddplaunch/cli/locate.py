@@ -5,7 +5,7 @@
 2. a job of a batch scheduler: the command runs on its node 0 (``find_batch_job``), or is about the job, also if that
    waits or has ended (``features/runs/job_resolver.py``);
 3. a run of this machine (``RunIndex``): the newest with this run id; the one with this name, or whose launcher has this
-   PID; the only one whose name begins with the word, else contains it.
+   PID; the only one whose name begins with the word, else contains it; the newest of the batch job with this id.
 
 Without a word the only running job is meant, or, where a run may have ended, the newest of the current folder
 (``features/runs/default_run.py``). Features find runs without a control socket here: ``RunLocator``.
@@ -124,10 +124,14 @@ class RunIndex:
         """List the other machines on which a run is known to run."""
         return []
 
+    def find_run_of_job(self, word: str) -> str | None:
+        """Return the newest run of the batch job with this id; None if there is none."""
+        return None
+
     def find_ended(self, word: str) -> str | None:
         """Return the run that ``word`` names as ``find_name`` does, though it does not run here; None if none does."""
         try:
-            return self._resolve(word, self.jobs)
+            return self._resolve(word, self.jobs) or self.find_run_of_job(word)
         except UsageError:  # several
             return None
 
@@ -166,11 +170,13 @@ class RunIndex:
     def find_name(self, word: str) -> str:
         """Find the name of the run that ``word`` names, running or ended.
 
-        ``word`` is a run id (the newest run with it is found), a name, a PID, or a part of a name.
+        ``word`` is a run id (the newest run with it is found), a name, a PID, a part of a name, or the id of a batch
+        job.
         Raises UsageError if no run, or several runs match.
         """
         _check_not_empty(word)
         name = next(iter(self.with_run_id(word)), None) or self._resolve(word, self.jobs)
+        name = name or self.find_run_of_job(word)
         if name is None:
             raise _unknown_run_error(word, self.jobs)
         return name

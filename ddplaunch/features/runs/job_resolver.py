@@ -9,7 +9,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import LaunchError, UsageError, host_name
+from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.cli import locate
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.run_record import RunRecord, RunState
@@ -21,20 +21,28 @@ from ddplaunch.system.schedulers.scheduler import (
     JobId,
     Scheduler,
     SchedulerNotResponding,
+    array_indices,
 )
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES, get_scheduler, make_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 
 def resolve_job(word: str | None) -> SubmittedJob | None:
-    """Return the batch job that ``word`` names; None if it names a run on this machine, or nothing known."""
+    """Return the batch job that ``word`` names; None if it names a run on this machine, or nothing known.
+
+    Raises UsageError for an index that its array does not have.
+    """
     if word is None:
         return None
     job = submitted_jobs.find_job(word) or _find_slurm_job(word)
     if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
-    if parse_array_index(job, word) == "":
+    index = parse_array_index(job, word)
+    if index == "":
         return job  # the last index of an array of Slurm has the array's number, but is not all of it
+    if index is not None and job.array and index not in array_indices(job.array):
+        what = f"job {job.number} has no index {sanitize_line(index, 60)}: it is an array of --array {job.array}"
+        raise UsageError(what, f"ddplaunch report {job.number} lists its indices")
     if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in locate.list_running()):
         return None  # this is a node of the job: use the local run
     return job
@@ -51,7 +59,10 @@ def _has_slurm() -> bool:
 
 
 def _find_slurm_job(word: str) -> SubmittedJob | None:
-    """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``."""
+    """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``.
+
+    An array also if all of it has ended: its last index has its number, and that one's run is not all of it.
+    """
     number, _, index = word.partition("_")
     if not (number.isdecimal() and index.isdecimal() >= bool(index)) or (slurm := find_slurm()) is None:
         return None
@@ -61,15 +72,20 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
         state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
     except LaunchError:
         return None
-    if state is None or not (state.is_running or state.is_pending):
+    states, array, whole = [state] if state else [], None, JobId(number, index="")
+    if state and state.job and state.job.number == number and not index:  # it shows only the first of an array
+        states = [*(slurm.query([whole], QUICK_TIMEOUT_S) or {}).get(whole, ())]
+        array = ",".join(sorted((each.job.index or "" for each in states if each.job), key=int))
+    if state is None or not (array or any(each.is_running or each.is_pending for each in states)):
         return None
+    of = number if array else state.number
     unknown = SubmittedJob(
-        number=state.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        number=of, cluster=None, name=word, target="", nodes=1, array=array or None, cwd="", log="", run_id=None,
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
-    found = next((job for job in list_script_jobs() if job.number == state.number), unknown)
+    found = unknown if array else next((job for job in list_script_jobs() if job.number == of), unknown)
     # It has earlier runs too.
-    return replace(found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0)
+    return replace(found, name=word, log="" if array else state.log_path or "", errors=state.stderr_path, moment=0.0)
 
 
 def list_script_jobs() -> list[SubmittedJob]:
@@ -206,6 +222,12 @@ def require_running(job: SubmittedJob, which: JobId) -> BatchJobState:
     if not state.is_running:
         raise UsageError(f"job {which.text} {state.description}: no rank runs", f"ddplaunch attach {which.text} waits")
     return state
+
+
+def nothing_kept_error(which: JobId, seen: BatchJobState) -> LaunchError:
+    """The error for a job that has ended and left nothing on this machine: it was cancelled while it waited."""
+    what = f"job {which.text} {seen.description}; it has no record and no log on this machine"
+    return LaunchError(what, "it never started, or its node has them")
 
 
 def run_name(job: SubmittedJob, state: BatchJobState) -> str:

@@ -34,6 +34,7 @@ from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.job_resolver import (
     find_recorded_run,
     job_state,
+    nothing_kept_error,
     require_running,
     resolve_job,
     resolve_job_id,
@@ -174,6 +175,8 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
         files = seen.log_path, seen.stderr_path
         if seen.is_pending and not follow:
             print_line(f"job {which.text} {seen.description}")
+        if seen.code is not None and not os.path.exists(files[0] or ""):
+            raise nothing_kept_error(which, seen)
     follower = LogFollower(which, get_scheduler(job), files, _last_lines_size(files[0], tail) if tail else None)
     ended = job.get_end(which.index) is not None
     if follow and ended and get_scheduler(job).can_requeue:

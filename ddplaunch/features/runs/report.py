@@ -28,6 +28,7 @@ from ddplaunch.features.runs.job_resolver import (
     find_runs_of_job,
     job_state,
     mark_lost,
+    nothing_kept_error,
     parse_array_index,
     require_running,
     resolve_job,
@@ -168,8 +169,7 @@ def _report_of_job(
         records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen
     if seen.code is not None and not os.path.exists(seen.log_path or ""):
-        what = f"job {which.text} {seen.description}; it has no record and no log on this machine"
-        raise LaunchError(what, "it never started, or its node has them")
+        raise nothing_kept_error(which, seen)
     if seen.code is not None:
         what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")

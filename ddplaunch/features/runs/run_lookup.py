@@ -65,11 +65,9 @@ class RecordedRuns(RunIndex):
             ended = job_resolver.end_elsewhere(records) if records else None
         return history_store.hosts_elsewhere(job_resolver.mark_lost(records, ended))
 
-    def find_ended(self, word: str) -> str | None:
-        if found := super().find_ended(word):
-            return found
-        of_job = (each.run for each in history_store.read_all_records() if each.job == word)
-        return next(of_job, None)
+    def find_run_of_job(self, word: str) -> str | None:
+        of_job = [each for each in history_store.read_all_records() if each.job == word]
+        return max(of_job, key=lambda each: each.began).run if of_job else None
 
     def find_launcher(self, name: str) -> int | None:
         here = (each for each in history_store.read_node_records(name) if each.host == host_name())

@@ -20,9 +20,9 @@ from ddplaunch.cli.locate import RunningJob, describe_elsewhere
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.array_report import query_array
 from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.job_resolver import (
-    check_scheduler,
     job_state,
     mark_forgotten,
     parse_array_index,
@@ -105,7 +105,9 @@ def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
         what = f"--now does not work on job {which.text}: {scheduler.title} decides when to kill the ranks"
         raise UsageError(what, f"ddplaunch stop {which.text}")
     if which.index == "":
-        check_scheduler(scheduler, which.cluster)
+        words, code, _ = query_array(job)
+        if code is not None:
+            raise UsageError(f"job {job.number} has ended: {words}", f"ddplaunch report {job.number}")
     elif (seen := job_state(job, which, scheduler)).code is not None:
         raise UsageError(f"job {which.text} {seen.description}", f"ddplaunch report {which.text}")
     if now:

@@ -182,8 +182,9 @@ class Slurm(BatchScheduler):
             done = deadline.run("scontrol", "--oneliner", *words[:-1], "show", "job", job.text)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        self._answers = not done.returncode or "Invalid job id" in done.stderr
-        if "Invalid job id" not in done.stderr:
+        unknown = done.returncode and ("Invalid job id" in done.stderr or f"Job {job.text} not found" in done.stdout)
+        self._answers = bool(unknown or not done.returncode)
+        if not unknown:
             return None if done.returncode else slurm_output.parse_scontrol(done.stdout)
         ended = group_by_job([job], _query_sacct([job], deadline)).get(job)
         if ended is None:

@@ -52,7 +52,8 @@ def parse_scontrol(text: str) -> BatchJobState | None:
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
     StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
-    is None again after a requeue.
+    is None again after a requeue. Of an array it shows all tasks, and the first counts: ``JobId=8 ArrayJobId=7
+    ArrayTaskId=0 JobName=x …``.
     """
 
     def found(pattern: str) -> str | None:
@@ -66,8 +67,10 @@ def parse_scontrol(text: str) -> BatchJobState | None:
     log, errors = (found(rf" {name}=(.*?)(?: \w+=|$)") for name in ("StdOut", "StdErr"))
     restarts = int(found(r" Requeue=\d Restarts=(\d+)") or 0)
     preempted = found(r" PreemptTime=(\d)") is not None
+    array, index = found(r"^JobId=\d+ ArrayJobId=(\d+)"), found(r"^JobId=\d+ .*?ArrayTaskId=(\S+)")
     return replace(
         _make_state(state, found(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
+        job=JobId(array, None, index) if array and index else None,
         number=found(r"^JobId=(\d+)") or "",
         host=found(r" BatchHost=(\S+)"),
         log_path=log,

@@ -197,3 +197,46 @@ def test_an_array_is_not_the_run_of_its_last_index(monkeypatch):
     monkeypatch.setattr(locate, "list_running", lambda: [RunningJob("socket", "7.0", os.getpid())])
     assert job_resolver.resolve_job("7") == array
     assert job_resolver.resolve_job("7_1") is None, "its own run is here"
+
+
+def test_an_index_that_an_array_does_not_have():
+    array = SubmittedJob(
+        number="7", cluster=None, name="train.py", target="", nodes=1, array="0-1", cwd="", log="", run_id=None,
+        python="", image=None, moment=0.0,
+    )  # fmt: skip
+    submitted_jobs.save_job(array)
+    with pytest.raises(UsageError, match="job 7 has no index 2: it is an array of --array 0-1"):
+        job_resolver.resolve_job("7_2")
+
+
+def test_a_job_that_has_ended_names_its_newest_run(monkeypatch):
+    """Also one from a script of the user, whose runs have other names."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1367")
+    for name in ("old", "new"):
+        keep(run_id=name)
+    assert run_lookup.find_run("1367").run == "new"
+    with pytest.raises(UsageError, match="1367 has ended"):
+        locate.find_running("1367")
+    with pytest.raises(UsageError, match="no run is called 1368"):
+        run_lookup.find_run("1368")
+
+
+class ArrayInSlurm:
+    """A Slurm with array 7, whose first index has failed."""
+
+    def query_one(self, job, seconds):
+        return BatchJobState("failed", 3, job=JobId("7", index="0"), number="8")
+
+    def query(self, jobs, seconds):
+        ends = [("10", "9", 0), ("0", "8", 3)]
+        return {jobs[0]: [BatchJobState("", code, job=JobId("7", index=at), number=raw) for at, raw, code in ends]}
+
+    def why_unavailable(self, cluster=None):
+        return None
+
+
+def test_an_array_from_a_script_of_the_user_is_not_its_last_index(monkeypatch):
+    monkeypatch.setattr(job_resolver, "find_slurm", ArrayInSlurm)
+    found = job_resolver.resolve_job("7")
+    assert found
+    assert (found.number, found.array, found.log) == ("7", "0,10", "")

@@ -200,6 +200,8 @@ def test_waiting_for_a_job_and_an_array(login, start_ddplaunch, tmp_path):
     assert [each.wait() for each in waiting] == [3, 3, 0], [each.stderr() for each in waiting]
     assert waiting[0].stderr() == f"job {number}: 1 completed, 1 failed\n"
     assert [login.type("wait", each).returncode for each in words] == [3, 3, 0]
+    assert_refused(login.type("wait", f"{short}_3"), f"job {number} has no index 3: it is an array of --array 1-2")
+    assert_refused(login.type("stop", number), f"job {number} has ended: 1 completed, 1 failed")
 
     number = login.submit("--partition", "full")
     waiting = [start_ddplaunch("wait", "train.py", env=login.env, executable=login.launcher())]
@@ -222,6 +224,9 @@ def test_a_job_that_waits(login, tmp_path):
     assert login.state(number) == NEVER_BEGAN[login.scheduler]
     attached = login.type("attach", number)
     assert (attached.returncode, attached.stderr) == (143, f"ddplaunch: job {number} {NEVER_BEGAN[login.scheduler]}\n")
+    shown = login.type("logs", number)
+    assert shown.returncode == 1
+    assert f"job {number} {NEVER_BEGAN[login.scheduler]}; it has no record and no log on this machine" in shown.stderr
 
 
 def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):

@@ -14,6 +14,7 @@ from ddplaunch.features.submit import slurm
 from ddplaunch.features.submit.batch_job import BatchJob, SetupCommand
 from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.features.submit.slurm_output import parse_scontrol, parse_squeue
+from ddplaunch.system.schedulers.scheduler import JobId
 from tests.conftest import run_command, write_program
 from tests.features.submit.states import OUT_OF_MEMORY
 from tests.features.submit.test_scripts import JOBS, SMALLEST
@@ -219,6 +220,13 @@ def test_the_description_of_a_job(state, reason, code, preempted, ended, expecte
     job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
     assert job.code == ended
     assert job.description.startswith(expected)
+
+
+def test_the_first_job_of_an_array():
+    text = RECORD.format(state="FAILED", reason="None", code="3:0", preempted="None")
+    assert parse_scontrol(text).job is None
+    text = text.replace("JobId=7", "JobId=8 ArrayJobId=7 ArrayTaskId=0")
+    assert (parse_scontrol(text).job, parse_scontrol(text).number) == (JobId("7", index="0"), "8")
 
 
 def test_a_job_that_was_requeued():
