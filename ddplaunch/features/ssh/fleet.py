@@ -21,7 +21,14 @@ from ddplaunch.core.node.signals import InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter
-from ddplaunch.features.ssh.remote_launcher import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
+from ddplaunch.features.ssh.remote_launcher import (
+    GO_AT_ONCE_BYTE,
+    GO_BYTE,
+    HEARTBEAT_BYTE,
+    INSPECT_BYTE,
+    KILL_DELAY_S,
+    SIGNAL_BYTES,
+)
 from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
@@ -177,9 +184,10 @@ class Fleet:
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
         self._state = FleetState.RUNNING
+        uses_all_spares = bool(self._left_out) and len(self._left_out) == self._spares
         for host in self._hosts:
             if host not in self._left_out:
-                host.send(GO_BYTE)
+                host.send(GO_AT_ONCE_BYTE if uses_all_spares else GO_BYTE)
 
     def _can_spare(self, names: set[str]) -> bool:
         """Whether spares can take the places of these hosts; that of the first one, none can."""

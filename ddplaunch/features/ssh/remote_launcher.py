@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.base.errors import (
@@ -90,7 +91,7 @@ class HostFacts(Struct, frozen=True):
     machine: str = ""  # equal for two names of one machine; "" if unknown
 
 
-GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b".", b"?"
+GO_BYTE, GO_AT_ONCE_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b"g", b".", b"?"
 SIGNAL_BYTES: Mapping[bytes, int] = {
     b"I": signal.SIGINT,
     b"T": signal.SIGTERM,
@@ -98,7 +99,9 @@ SIGNAL_BYTES: Mapping[bytes, int] = {
     b"Q": signal.SIGQUIT,
     **{bytes([0x80 + number]): number for number in FORWARDED_SIGNALS},
 }
-"""The bytes after the line: start; heartbeat; inspect the ranks; and signals for the launcher."""
+"""The bytes after the line: start; start as soon as each rank has a node, as no spare is left that could join later;
+heartbeat; inspect the ranks; and signals for the launcher.
+"""
 
 START_TIMEOUT_S = 120.0  # for the line, and then for GO_BYTE, which comes when all hosts have replied
 KILL_DELAY_S = 5.0  # after the grace, for the launcher to exit
@@ -134,7 +137,9 @@ def _run_job() -> int:
     byte = HEARTBEAT_BYTE
     while byte == HEARTBEAT_BYTE:
         byte = _read_byte()
-    if byte != GO_BYTE:
+    if byte == GO_AT_ONCE_BYTE:
+        job = replace(job, argv=(job.argv[0], "--join-window", "0", *job.argv[1:]))
+    elif byte != GO_BYTE:
         return EXIT_USAGE if facts.problems else EXIT_UNAVAILABLE
     return HostGuard(job).run()
 

@@ -205,3 +205,13 @@ def test_a_spare_takes_the_place_of_a_host_that_cannot_start(hosts, spares, bad,
     left_out = f"ddplaunch: {bad} is left out, a spare takes its place: no such script: t.py\n"
     assert hosts.printed == ([left_out] if starts else [])
     assert bool(hosts.fleet.problems) is not starts
+
+
+@pytest.mark.parametrize(("spares", "bad", "sent"), [(1, "b", b"g"), (2, "b", b"G"), (1, "", b"G"), (0, "", b"G")])
+def test_no_host_waits_for_one_that_is_left_out(hosts, spares, bad, sent):
+    """Spares that are left may join later."""
+    hosts.fleet._spares, hosts.fleet._allow_mismatch = spares, True
+    for host in hosts.all:
+        host.facts = SimpleNamespace(problems=["no such script: t.py"] if host.name in bad else [], machine=host.name)
+    hosts.fleet._start_if_ready()
+    assert [f"send {sent}" in host.calls for host in hosts.all] == [host.name not in bad for host in hosts.all]
