@@ -47,6 +47,7 @@ class ControlSocket:
         self._loop, self._job = loop, job
         self._clients: dict[Connection[Request[object]], Timer] = {}
         self._on_job_end: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of streaming clients
+        self._imports = Isolation("the control socket", lambda text: job.report_bug(text))  # the package may be gone
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a control socket
         self._socket, self.path = listen_in_dir(run_id)
@@ -89,13 +90,13 @@ class ControlSocket:
             self._loop.unwatch_fd(self._socket.fileno())
             self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting)
             return
-        if peer_uid(sock) != os.geteuid():
+        if peer_uid(sock) != os.geteuid() or not (requests := self._imports.call(all_requests)):
             sock.close()
             return
         client: Connection[Request[object]] = Connection(
             self._loop,
             sock,
-            all_requests(),
+            requests,
             on_message=lambda request: self._handle_request(client, request),
             on_lost=lambda why: self._close_client(client),
             max_bytes=MAX_REQUEST_BYTES,

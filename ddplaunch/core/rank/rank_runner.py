@@ -51,7 +51,11 @@ def load_private_module(path: str) -> Any:
     """
     if path not in _private_modules:
         file = os.path.join(PACKAGE_DIR, path + ".py")
-        _private_modules[path] = _load(os.path.basename(path), file, {}, **_PRIVATE_NAMES)
+        try:
+            _private_modules[path] = _load(os.path.basename(path), file, {}, **_PRIVATE_NAMES)
+        except (FileNotFoundError, ImportError) as error:
+            what = "ddplaunch was installed anew or removed while this job ran"
+            raise rank_exit.TargetError(f"{what}: {error}", "start the job again") from None
     return _private_modules[path]
 
 
