@@ -35,6 +35,7 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
 _PTRACE_CONT = 7  # ptrace(2)
 KILL_TIMEOUT_S = 5.0  # after SIGKILL, processes that remain (mostly in state D) are reported and no longer waited for
+CLEANER_TIMEOUT_S = 1.0  # for those that remove the shared memory of killed processes, which takes them milliseconds
 
 
 def _ctypes() -> Any:
@@ -221,6 +222,15 @@ def is_multiprocessing_helper(pid: int) -> bool:
     return start_ticks(pid) < 0 or any(b"from multiprocessing.%s import main" % name in words for name in names)
 
 
+def removes_shared_memory(pid: int) -> bool:
+    """Whether a process removes what others have left in shared memory, once these have ended.
+
+    That is the resource tracker of multiprocessing, and torch's manager of shared files.
+    """
+    words = read_proc_file(pid, "cmdline")
+    return b"from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager" in words
+
+
 def is_caught(pid: int, number: int) -> bool:
     """Whether a process has a handler for this signal; False if unknown."""
     with suppress(OSError, ValueError):
@@ -329,15 +339,18 @@ def kill_descendants(
     """Send SIGKILL to all descendants of ``root``, the caller, until none is left, even if they fork meanwhile.
 
     Waits at most KILL_TIMEOUT_S. Returns descriptions of the processes that remain, and the reaped children. Children
-    for which ``is_excluded`` is true are left alone, with their descendants.
+    for which ``is_excluded`` is true are left alone, with their descendants. Nobody else removes shared memory, so
+    those that do are killed only if they have not ended by themselves when the others are gone.
     """
-    deadline = time.monotonic() + KILL_TIMEOUT_S
+    deadline, cleaners_until = (time.monotonic() + timeout_s for timeout_s in (KILL_TIMEOUT_S, CLEANER_TIMEOUT_S))
     ended: list[tuple[int, int, Usage]] = []
     delay_s = 0.001
     while True:
         left = list_descendants(root, is_excluded=is_excluded)
+        spares_cleaners = time.monotonic() < cleaners_until
         for pid in left:
-            send_signal(pid, signal.SIGKILL)
+            if not (spares_cleaners and removes_shared_memory(pid)):
+                send_signal(pid, signal.SIGKILL)
         ended += reap_children()
         if not left:
             return [], ended

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,28 @@ def test_a_process_in_uninterruptible_sleep_is_described_with_what_it_waits_in(m
     assert proc_utils.describe_process(7) == "python3 (pid 7, in uninterruptible sleep in nfs_wait)"
     files["wchan"] = b"0"
     assert proc_utils.describe_process(7) == "python3 (pid 7, in uninterruptible sleep in the kernel)"
+
+
+HAS_SHARED_MEMORY = """
+import time
+from multiprocessing.shared_memory import SharedMemory
+print(SharedMemory(create=True, size=1).name, flush=True)
+time.sleep(600)
+"""
+
+KILLS_ITS_DESCENDANTS = f"""
+import subprocess, sys
+from ddplaunch.system.processes import proc_utils
+proc_utils.adopt_orphans()
+child = subprocess.Popen([sys.executable, "-c", {HAS_SHARED_MEMORY!r}], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), end="")
+print(proc_utils.kill_descendants(proc_utils.os.getpid())[0])
+"""
+
+
+def test_shared_memory_of_killed_processes_is_removed():
+    """The resource tracker of multiprocessing does that, if it is not killed with them."""
+    done = subprocess.run([sys.executable, "-c", KILLS_ITS_DESCENDANTS], capture_output=True, text=True, check=True)
+    name, left = done.stdout.splitlines()
+    assert left == "[]"
+    assert not Path("/dev/shm", name).exists()
