@@ -42,7 +42,8 @@ class HiddenModules:
 
         self.record, self.atexit, self.shared_exits = record, atexit, shared_exits
         self.native_reads = re.compile(native_reads)
-        self.modules = {name: sys.modules.pop(name) for name in record.list_added()}
+        names = "\0".join(record.list_added()).split("\0")  # side by side, as import_recorder makes the modules
+        self.modules = dict(zip(names, map(sys.modules.pop, names), strict=True))
         if _MULTIPROCESSING in self.modules:
             sys.modules.pop(_MP_MAIN, None)
         self.every = dict(self.modules)  # those that are handed over, too
@@ -52,6 +53,7 @@ class HiddenModules:
         self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
         self.included: set[str] = set()  # those that came with a module which imports them
         self._undo_changes()
+        record.namespaces.begin()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
         self.replace_import(self._lend)
@@ -62,8 +64,8 @@ class HiddenModules:
             self.every["weakref"].finalize._registered_with_atexit = False
         if "logging" in self.every:
             self.every["logging"].root.manager.loggerDict.clear()
-        for module, effects in self.record.effects.items():
-            for name, (before, after) in effects.variables.items() if module else ():
+        for module, changes in reversed(self.record.changes.items()):
+            for name, (before, after) in changes.variables.items() if module else ():
                 if os.environ.get(name) == after:
                     set_variable(name, before)
         lists = self.record.first_lists
@@ -112,17 +114,11 @@ class HiddenModules:
         if name == _MULTIPROCESSING:  # its import makes an alias of the main module
             sys.modules[_MP_MAIN] = sys.modules["__main__"]
 
-    def summarize(self, name: str) -> tuple[set[str], ImportSummary]:
-        """Return what a module's import loads, and what those imports have done that are still hidden."""
-        record = self.record
-        if name in record.summaries:
-            closure, summary = record.summaries[name]
-            if summary.packages.isdisjoint(sys.modules):
-                return closure, summary
-        else:
-            closure = record.closure(name)
+    def summarize(self, name: str) -> ImportSummary:
+        """Return what the imports have done of those modules that come with this one, and are still hidden."""
+        closure = self.record.closures.get(name) or self.record.closure(name)
         new = [each for each in list(self.modules) if each in closure]
-        return closure, import_effects.ImportSummary(new, record.effects, record.native)
+        return import_effects.ImportSummary(new, closure, self.record)
 
     def show(self) -> None:
         """Make the modules visible again, in a fork that serves the store."""

@@ -59,37 +59,28 @@ class ImportCheck:
         self._random_state = import_recorder.random_state(hidden.every)
         self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
 
-    def find_difference(self, closure: set[str], summary: ImportSummary) -> str | None:
-        """Return what a fresh import would find different from the recorded one; None if nothing.
+    def find_difference(self, summary: ImportSummary) -> str | None:
+        """Return what a fresh import of several modules would find different from the recorded one; None if nothing."""
+        checks = [self._find_other_module, self._find_other_origin, self._find_variable, self._find_distribution]
+        checks += [self._find_logger]
+        if summary.has_packages:
+            checks += [self._find_native_state, self._find_hook, self._find_file, self._find_filter]
+            checks += [self._find_function, self._find_random_state, self._find_torch_setting]
+        return next(filter(None, (check(summary) for check in checks)), None)
 
-        ``closure``: the modules that it would load; ``summary``: what those do that are still hidden.
-        """
-        checks = [self._find_other_module(closure), self._find_other_origin(summary), self._find_variable(summary)]
-        checks += [self._find_distribution(summary), self._find_logger(summary)]
-        if summary.packages:
-            checks += [
-                self._find_native_state(summary.native),
-                self._find_hook(summary),
-                self._find_file(summary),
-                self._find_filter(summary),
-                self._find_function(summary),
-                self._find_random_state(summary),
-                self._find_torch_setting(summary),
-            ]
-        return next(filter(None, checks), None)
-
-    def _find_other_module(self, closure: set[str]) -> str | None:
-        every = self._hidden.every
-        for name in [each for each in list(sys.modules) if each in closure and each in every]:
-            if sys.modules[name] is not every[name] and ("." in name or has_spec(every[name])):
+    def _find_other_module(self, summary: ImportSummary) -> str | None:
+        every, closure = self._hidden.every, summary.closure
+        for name in self._modules.keys() & sys.modules.keys():
+            if name in closure and ("." in name or has_spec(every[name])):
                 return f"another module {name} is in sys.modules"
         for name in list(self._hidden.taken):
-            if name in closure and name not in sys.modules and has_spec(every[name]):
-                return f"{name} was removed from sys.modules"
+            now = sys.modules.get(name)
+            if name in closure and now is not every[name] and (has_spec(every[name]) or (now and "." in name)):
+                return f"{'another' if now else 'no'} module {name} is in sys.modules"
         return None
 
     def _find_other_origin(self, summary: ImportSummary) -> str | None:
-        record, asked = self._record, summary.asked
+        record, asked = self._record, summary.inputs.asked
         for name in [each for each in list(sys.modules) if each in asked]:
             if name not in self._hidden.every and name not in record.initial:
                 return f"a module {name} is in sys.modules"
@@ -108,31 +99,34 @@ class ImportCheck:
 
     def _find_distribution(self, summary: ImportSummary) -> str | None:
         """Find other metadata of a distribution that the imports ask for, in a folder that the zygote had not."""
-        for folder in [each for each in sys.path if each not in self._record.path] if summary.distributions else ():
+        for folder in (
+            [each for each in sys.path if each not in self._record.path] if summary.inputs.distributions else ()
+        ):
             for entry in list_folder(folder):
                 if entry.endswith(_METADATA):
                     name = import_recorder.distribution_key(entry.rpartition(".")[0].partition("-")[0])
-                    is_plugin = "" in summary.distributions and _has_plugins(os.path.join(folder, entry))
-                    if name in summary.distributions or is_plugin:
+                    is_plugin = "" in summary.inputs.distributions and _has_plugins(os.path.join(folder, entry))
+                    if name in summary.inputs.distributions or is_plugin:
                         return f"{os.path.join(folder, entry)} has other metadata"
         return None
 
     def _find_variable(self, summary: ImportSummary) -> str | None:
-        seen, now = summary.variables, _variables()
+        seen, now = summary.inputs.variables, _variables()
         if import_recorder.WORKING_FOLDER in seen:
             folder, before = import_recorder.current_folder(), seen[import_recorder.WORKING_FOLDER]
             if folder != before:
                 return f"the working folder is {folder}, not {before}"
-        changed = {*now, *self.environment, *summary.present} - {import_recorder.WORKING_FOLDER}
+        changed = {*now, *self.environment, *seen} - {import_recorder.WORKING_FOLDER}
         for name in sorted(each for each in changed if each in seen and now.get(each) != seen[each]):
             return f"{name} is {_show_value(now.get(name))}, not {_show_value(seen[name])}"
-        for name in sorted(each for each in changed if each.startswith(summary.prefixes)):
+        for name in sorted(each for each in changed if each.startswith(tuple(summary.inputs.prefixes))):
             if now.get(name) != self.environment.get(name):
                 return f"{name} is {_show_value(now.get(name))}, not {_show_value(self.environment.get(name))}"
         return None
 
-    def _find_native_state(self, native: frozenset[str]) -> str | None:
+    def _find_native_state(self, summary: ImportSummary) -> str | None:
         """Compare what native code reads as it is loaded."""
+        native = summary.native
         if not native:
             return None
         now, before = native_environment(), self.environment
@@ -161,19 +155,19 @@ class ImportCheck:
             return "the import system was changed"
         if any(map(_is_own, added)):
             return "the program has a finder of its own"
-        asked = summary.asked - sys.modules.keys() if added else ()
+        asked = summary.inputs.asked - sys.modules.keys() if added else ()
         found = [name for finder in added for name in asked if finder.find_spec(name, None, None) is not None]
         return f"another finder has {found[0]}" if found else None
 
     def _find_file(self, summary: ImportSummary) -> str | None:
-        for path in summary.files:
+        for path in summary.inputs.files:
             if import_recorder.file_state(path) != self._record.files[path]:
                 return f"{path} was changed"
         return None
 
     def _find_filter(self, summary: ImportSummary) -> str | None:
         """A new filter that ignores warnings changes nothing: an import that shows one is not preloaded."""
-        if not summary.warned:
+        if import_effects.WARNED not in summary.inputs.marks:
             return None
         usual = self.lists[FILTERS]
         added = [each for each in _filters(self._hidden.every) if each[0] != "ignore" and each not in usual]
@@ -186,14 +180,14 @@ class ImportCheck:
         loggers, root = logging.root.manager.loggerDict, logging.root
         if summary.loggers and import_recorder.logger_class(sys.modules) is not self._record.logger_class:
             return "loggers have another class"
-        for name, had_handlers in summary.handlers.items():
+        for name, had_handlers in summary.inputs.handlers.items():
             parts = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
             if any(getattr(each, "handlers", ()) for each in (root, *map(loggers.get, parts))) != had_handlers:
                 return f"the logger {name} has other handlers"
         for name in [each for each in list(loggers) if each in summary.loggers]:
             if loggers[name] is not summary.loggers[name] and not hasattr(loggers[name], "loggerMap"):
                 return f"the logger {name} exists"
-        for (name, level), was_enabled in summary.levels.items():
+        for (name, level), was_enabled in summary.inputs.levels.items():
             chain = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)] if name != "root" else []
             levels = [getattr(summary.loggers.get(part) or loggers.get(part), "level", 0) for part in chain]
             effective = next(filter(None, levels), root.level)
@@ -203,32 +197,24 @@ class ImportCheck:
 
     def _find_random_state(self, summary: ImportSummary) -> str | None:
         """Find that the program has seeded or used a generator from which an import takes a number."""
-        if not summary.moves_random or import_recorder.random_state(sys.modules) in (None, self._random_state):
+        if import_effects.MOVES_RANDOM not in summary.inputs.marks:
             return None
-        return "random was seeded or used before"
+        is_other = import_recorder.random_state(sys.modules) not in (None, self._random_state)
+        return "random was seeded or used before" if is_other else None
 
     def _find_function(self, summary: ImportSummary) -> str | None:
         """Find a replaced function or class in a module that new ones import, or that Python starts with.
 
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """
-        used, initial, functions = summary.used, self._record.initial, self._record.functions
-        for name in [each for each in list(sys.modules) if (each in used or each in initial) and each in functions]:
-            for namespace, get, before in functions[name]:
-                try:
-                    now = get(namespace)
-                except KeyError:
-                    now = ()
-                if not _are_same(now, before) and (
-                    import_effects.is_stdlib(name) or self._is_kept(summary.new, now, before)
-                ):
-                    return f"{name} was patched"
+        for name, replaced in self._record.namespaces.list_replaced(summary.closure):
+            if import_effects.is_stdlib(name) or self._is_kept(summary.new, replaced):
+                return f"{name} was patched"
         return None
 
-    def _is_kept(self, new: list[str], now: Any, before: Any) -> bool:
-        """Whether new modules have one of the values that were replaced, or it is a class, or nothing is known."""
-        replaced = [each for each in before if not any(each is other for other in now)]
-        if not now or any(isinstance(each, type) for each in replaced):
+    def _is_kept(self, new: list[str], replaced: list[object]) -> bool:
+        """Whether new modules have one of the values that were replaced, or it is a class."""
+        if any(isinstance(each, type) for each in replaced):
             return True
         known = {id(each) for each in replaced}
         return any(
@@ -317,7 +303,3 @@ def _filters(modules: Mapping[str, Any]) -> list[Any]:
 def _comparable_lists(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
     finders = [each for each in sys.meta_path if not isinstance(each, inspection_endpoint.PostImportHook)]
     return {FILTERS: list(_filters(modules)), FINDERS: finders, PATH_HOOKS: list(sys.path_hooks)}
-
-
-def _are_same(now: tuple[object, ...], before: tuple[object, ...]) -> bool:
-    return len(now) == len(before) and all(map(_is, now, before))

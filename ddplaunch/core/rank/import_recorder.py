@@ -12,25 +12,22 @@ import os
 import sys
 from _frozen_importlib import FrozenImporter
 from _frozen_importlib_external import PathFinder
-from _operator import itemgetter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank import import_effects
-    from ddplaunch.core.rank.import_effects import Effects, ImportSummary
+    from ddplaunch.core.rank import import_effects, namespace_record
+    from ddplaunch.core.rank.import_effects import Changes, Inputs
 
     Namespace = dict[str, Any]
-    """The attributes of a module."""
-
-    Snapshot = tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], tuple[object, ...]], tuple[object, ...]]
-    """A namespace, a getter of its functions and classes, and what the getter returned."""
+    """The attributes of a module or a class."""
 
 else:
     import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
+    namespace_record = load_private_module("core/rank/namespace_record")  # noqa: F821
 
 FILTERS, FINDERS, PATH_HOOKS = "warnings.filters", "sys.meta_path", "sys.path_hooks"
 """Lists that imports change, as they are named in messages."""
@@ -39,20 +36,11 @@ WORKING_FOLDER = "."
 """Stands among the variables that an import reads for the working folder."""
 
 _INTERNAL = "<frozen importlib._bootstrap>"  # Python leaves frames of this file out of tracebacks and stacklevels
-_BUILTIN = type(len)
-_CODE_KINDS = (type(lambda: None), _BUILTIN, type)
-_UNCOMPARED = {
-    "builtins": {"print", "input", "breakpoint"},
-    "threading": {"excepthook"},
-    "importlib._bootstrap": {"_find_and_load", "_find_and_load_unlocked"},
-    "importlib._bootstrap_external": {"_write_atomic"},
-}
-"""Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
-
+_MODULES_AT_A_TIME = 1024
+_Module, _BUILTIN = type(sys), type(len)
 _OUTERMOST = 2  # modules that run: the zygote's own code, and an import of it
 
 _MAIN = ("__main__", "__mp_main__")
-_UNCOMPARED_MODULES = {*_MAIN, "sys", "_frozen_importlib", "_frozen_importlib_external"}
 
 _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
@@ -83,7 +71,9 @@ class ImportRecorder:
         self.initial = frozenset(initial)
         self.repaired: Collection[str] = ()  # modules that are repaired in each rank: they may read any variable
         self.prefix_readers: Mapping[str, str] = {}  # modules that read all variables with a prefix
-        self.effects: dict[str, Effects] = {"": import_effects.Effects()}  # by module; "" is the zygote's own code
+        self.loaded: dict[str, dict[str, None]] = {"": {}}  # what each module, or "" the zygote, has imported
+        self._inputs: dict[str, Inputs] = {}  # what else it has read and changed
+        self.changes: dict[str, Changes] = {}
         self._running = [""]  # names of the modules whose imports run, the innermost last
         self._clock = 0
         self._listed: list[str] = []
@@ -100,6 +90,9 @@ class ImportRecorder:
         prefixes = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.__file__))}
         self._installation = tuple({each + os.sep for path in prefixes for each in (path, os.path.realpath(path))})
         self._installation += ("/proc/", "/sys/", "/dev/", "/usr/lib")
+        self._unused_modules: list[Any] = []
+        self._undo.append((bootstrap, "_new_module", bootstrap._new_module))  # type: ignore[attr-defined]
+        bootstrap._new_module = self._new_module  # type: ignore[attr-defined]
         self._replace(bootstrap, "_find_and_load", self._record_load)
         self._replace(builtins, "__import__", self._record_import)
         self._replace(os, "stat", self._record_file)
@@ -124,18 +117,34 @@ class ImportRecorder:
         self._undo.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else real))
         setattr(owner, name, function)
 
+    def _new_module(self, name: str) -> ModuleType:
+        """Make the module objects side by side: a rank writes to each as it gets it, and so copies its memory page."""
+        if not self._unused_modules:
+            self._unused_modules = [_Module.__new__(_Module) for _ in range(_MODULES_AT_A_TIME)]
+        module: ModuleType = self._unused_modules.pop()
+        module.__init__(name)  # type: ignore[misc]
+        return module
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Import finder: as the first one it is asked for each name."""
         if path is None:
             self._top.asked.add(name)
 
     @property
-    def _top(self) -> Effects:
-        return self.effects[self._running[-1]]
+    def _top(self) -> Inputs:
+        """The inputs of the module whose import runs."""
+        if (name := self._running[-1]) not in self._inputs:
+            self._inputs[name] = import_effects.Inputs()
+        return self._inputs[name]
+
+    @property
+    def _top_changes(self) -> Changes:
+        if (name := self._running[-1]) not in self.changes:
+            self.changes[name] = import_effects.Changes()
+        return self.changes[name]
 
     def _note_changes(self) -> None:
         """Attribute what has changed since the last call to the module whose import runs."""
-        top = self._top
         last = self._lists
         filters = getattr(sys.modules.get("warnings"), "filters", ())
         if (len(filters), len(sys.meta_path) - 1, len(sys.path_hooks)) != self._lengths or (
@@ -144,7 +153,7 @@ class ImportRecorder:
             for name, items in _changeable_lists(self).items():
                 if items != last[name]:
                     if last[name]:
-                        top.lists.append((name, last[name], items))
+                        self._top_changes.lists.append((name, last[name], items))
                     else:  # Python's own warning filters, as the module warnings is imported
                         self.first_lists[name] = items
                     last[name] = items
@@ -160,9 +169,13 @@ class ImportRecorder:
                 self._replace(logging.Logger, "isEnabledFor", self._record_level)
                 self._replace(logging.Logger, "hasHandlers", self._record_handlers)
             if len(loggers) > self._logger_count:
-                top.loggers.update({name: loggers[name] for name in list(loggers)[self._logger_count :]})
+                self._top_changes.loggers.update({name: loggers[name] for name in list(loggers)[self._logger_count :]})
             self._logger_count = len(loggers)
-        if missing := len(sys.modules) - len(self._known):
+        missing = len(sys.modules) - len(self._known)
+        if missing < 0:
+            self._known.intersection_update(sys.modules)
+            missing = len(sys.modules) - len(self._known)
+        if missing:
             new = []
             for name in reversed(sys.modules):
                 if name not in self._known:
@@ -170,7 +183,7 @@ class ImportRecorder:
                     if len(new) >= missing:
                         break
             self._known.update(new)
-            top.loaded.update(dict.fromkeys(reversed(new)))
+            self.loaded[self._running[-1]].update(dict.fromkeys(reversed(new)))
 
     def _note_random_state(self, name: str) -> None:
         """Note whether an import has taken random numbers: the audit has shown that no module of torch does."""
@@ -179,15 +192,16 @@ class ImportRecorder:
             return
         state = random_state(sys.modules)
         if state != self._random_state:
-            self._top.moves_random = self._random_state is not None
+            if self._random_state is not None:
+                self._top.marks.add(import_effects.MOVES_RANDOM)
             self._random_state = state
 
     def _record_load(self, real: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         def _find_and_load(name: str, import_: Any) -> Any:
             self._note_changes()
-            self._top.loaded[name] = None
+            self.loaded[self._running[-1]][name] = None
             self._running.append(name)
-            self.effects.setdefault(name, import_effects.Effects())
+            self.loaded.setdefault(name, {})
             self._clock += 1
             self._begun.setdefault(name, self._clock)
             try:
@@ -196,6 +210,8 @@ class ImportRecorder:
                 self._note_changes()
                 self._note_random_state(name)
                 self._running.pop()
+                if name not in sys.modules:
+                    self._known.discard(name)
                 self._clock += 1
                 self._ended.setdefault(name, self._clock)
 
@@ -208,7 +224,7 @@ class ImportRecorder:
                 package = globals.get("__package__") or globals["__name__"].rpartition(".")[0]
                 base = package.rsplit(".", level - 1)[0]
                 name = f"{base}.{name}" if name else base
-            loaded = self._top.loaded
+            loaded = self.loaded[self._running[-1]]
             loaded[name] = None
             for each in fromlist or ():
                 if (child := f"{name}.{each}") in sys.modules:
@@ -225,14 +241,14 @@ class ImportRecorder:
                 if not text.startswith(self._installation):
                     self._top.files.add(text)
                     if not given.startswith(os.sep):
-                        self._top.reads.setdefault(WORKING_FOLDER, self._cwd)
+                        self._top.variables.setdefault(WORKING_FOLDER, self._cwd)
             return real(path, *args, **named)
 
         return probe
 
     def _record_getcwd(self, real: Callable[[], str]) -> Callable[[], str]:
         def getcwd() -> str:
-            self._top.reads[WORKING_FOLDER] = folder = real()
+            self._top.variables[WORKING_FOLDER] = folder = real()
             return folder
 
         return getcwd
@@ -243,7 +259,7 @@ class ImportRecorder:
                 self._listed.pop()
             elif type(name) is str and self._running[-1] not in self.repaired:
                 self._listed = []
-                self._top.reads.setdefault(name, _decode(environ._data.get(os.fsencode(name))))
+                self._top.variables.setdefault(name, _decode(environ._data.get(os.fsencode(name))))
             return real(environ, name)
 
         return __getitem__
@@ -267,7 +283,7 @@ class ImportRecorder:
 
     def _record_exit(self, real: Any) -> Any:
         def register(function: Any, *args: Any, **named: Any) -> Any:
-            self._top.exits.append((function, args, named))
+            self._top_changes.exits.append((function, args, named))
             return real(function, *args, **named)
 
         return register
@@ -276,13 +292,14 @@ class ImportRecorder:
         def assign(environ: Any, name: str, *value: str) -> None:
             before = _decode(environ._data.get(os.fsencode(name)))
             real(environ, name, *value)
-            self._top.variables[name] = self._top.variables.get(name, (before,))[0], value[0] if value else None
+            changed = self._top_changes.variables
+            changed[name] = changed.get(name, (before,))[0], value[0] if value else None
 
         return assign
 
     def _record_warning(self, real: Any) -> Any:
         def warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **named: Any) -> None:
-            self._top.warned = True
+            self._top.marks.add(import_effects.WARNED)
             real(message, category, stacklevel + 1, *args, **named)
 
         return warn
@@ -311,27 +328,24 @@ class ImportRecorder:
     def finish(self) -> None:
         """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
         self.stop()
-        for name in self.prefix_readers.keys() & self.effects.keys():
-            self.effects[name].prefix = self.prefix_readers[name]
-        every = self.effects.values()
+        for name in self.prefix_readers.keys() & self.loaded.keys():
+            self._inputs.setdefault(name, import_effects.Inputs()).prefixes.add(self.prefix_readers[name])
+        every = self._inputs.values()
         asked = set[str]().union(*(each.asked for each in every))
         self.origins = {name: _loaded_origin(sys.modules.get(name)) or find_origin(name) for name in asked}
         self.files = {path: file_state(path) for path in set[str]().union(*(each.files for each in every))}
         self.path = {each: file_state(each, is_folder=True) for each in sys.path}
+        self.packed_inputs = {name: each.pack() for name, each in self._inputs.items()}
         self.late_children = {name: namespace for name in sys.modules if (namespace := self._find_late_parent(name))}
-        self.functions = {
-            name: list(_snapshot_module(name, module, with_classes=import_effects.is_stdlib(name)))
-            for name, module in list(sys.modules.items())
-            if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__")
-        }
+        self.namespaces = namespace_record.NamespaceRecord(sys.modules, self.initial)
         preloaded = self.list_added()
-        self.native = frozenset(name for name in preloaded if _is_native(name))
+        self.packages = frozenset(name for name in preloaded if not import_effects.is_stdlib(name))
+        origins = {name: str(_loaded_origin(sys.modules[name])) for name in self.packages}
+        self.native = frozenset(name for name, origin in origins.items() if origin.endswith(".so"))
+        others = [name for name in self.packages if name.partition(".")[0] != "torch"]
+        self.torch_users = frozenset(name for name in others if "torch" in self.loaded.get(name, ()))
         self.logger_class = logger_class(sys.modules)
-        self.summaries: dict[str, tuple[set[str], ImportSummary]] = {}  # of what the zygote itself has imported
-        for name in self.effects[""].loaded.keys() & set(preloaded):
-            closure = self.closure(name)
-            new = [each for each in preloaded if each in closure]
-            self.summaries[name] = closure, import_effects.ImportSummary(new, self.effects, self.native)
+        self.closures = {name: self.closure(name) for name in self.loaded[""].keys() & set(preloaded)}
 
     def _restore(self) -> None:
         """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
@@ -366,8 +380,7 @@ class ImportRecorder:
         """Return the modules that are loaded once ``name`` has been imported: what it has imported, and so on."""
         found, todo = {name}, [name]
         while todo:
-            effects = self.effects.get(todo.pop())
-            new = effects.loaded.keys() - found if effects is not None else ()
+            new = self.loaded.get(todo.pop(), {}).keys() - found
             found.update(new)
             todo.extend(new)
         return found
@@ -395,11 +408,6 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
     if found is not None and found.origin is not None:
         return found.origin
     return None if found is None else tuple(found.submodule_search_locations or ())
-
-
-def _is_native(name: str) -> bool:
-    """Whether a loaded module is a library in native code, and not of the standard library."""
-    return not import_effects.is_stdlib(name) and str(_loaded_origin(sys.modules[name])).endswith(".so")
 
 
 def _loaded_origin(module: object) -> object:
@@ -444,20 +452,6 @@ def distribution_key(name: str) -> str:
 
 def _decode(value: bytes | None) -> str | None:
     return None if value is None else os.fsdecode(value)
-
-
-def _snapshot_module(name: str, module: ModuleType, *, with_classes: bool) -> Iterable[Snapshot]:
-    """Take snapshots of a module's functions and classes and, ``with_classes``, of the methods of its classes."""
-    spaces: list[Mapping[str, Any]] = [module.__dict__]
-    if with_classes:
-        spaces += [vars(each) for each in module.__dict__.values() if type(each) is type and each.__module__ == name]
-    skipped = _UNCOMPARED.get(name, ())
-    for space in spaces:
-        code = {kind for kind in set(map(type, space.values())) if kind in _CODE_KINDS or issubclass(kind, type)}
-        keys = [key for key, value in space.items() if type(value) in code and key not in skipped] if code else []
-        if len(keys) > 1:
-            get = itemgetter(*keys)
-            yield space, get, get(space)
 
 
 def _changeable_lists(recorder: object = None) -> dict[str, list[Any]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.core.rank import hidden_modules, import_check, import_recorder, inspection_endpoint
     from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_effects import Effects, ImportSummary
+    from ddplaunch.core.rank.import_effects import Changes, ImportSummary
 else:
     hidden_modules = load_private_module("core/rank/hidden_modules")  # noqa: F821
     import_check = load_private_module("core/rank/import_check")  # noqa: F821
@@ -59,33 +59,33 @@ class ModuleHandover:
         with self._lock:
             while name in self._modules:
                 count = len(self._modules)
-                closure, summary = self._hidden.summarize(name)
-                differs = self._find_other_file(name) or self._check.find_difference(closure, summary)
+                summary = self._hidden.summarize(name)
+                differs = self._find_other_file(name) or self._check.find_difference(summary)
                 if len(self._modules) == count:
                     break
                 # A signal handler has imported some of them meanwhile.
             else:
                 return sys.modules.get(name)
             if differs:
-                if not summary.native and "torch" not in closure:
+                if not summary.native and "torch" not in summary.closure:
                     self._drop(name)
                     return None
                 self._start_over(name, differs)  # Python code may have registered operators in torch's native code
             return self._reveal(name, summary)
 
     def _reveal(self, name: str, summary: ImportSummary) -> ModuleType:
-        effects: list[Effects] = []
+        changes: list[Changes] = []
         for each in summary.new:
             if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
             self._hidden.take(each, module)
+            if each in summary.changes:
+                changes.append(summary.changes[each])
             if each != name:
                 self._hidden.included.add(each)
-            if each in summary.changing:
-                effects.append(self._record.effects[each])
             if (namespace := self._record.late_children.get(each)) is not None:
                 namespace[each.rpartition(".")[2]] = module
-        self._redo_changes(effects)
+        self._redo_changes(changes)
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, sys.modules[name])
@@ -115,9 +115,9 @@ class ModuleHandover:
 
     # ------------------------------------------------------------------------------------------------- their changes
 
-    def _redo_changes(self, effects: list[Effects]) -> None:
+    def _redo_changes(self, changes: list[Changes]) -> None:
         """Redo what the imports of these modules changed outside them, in their order."""
-        for each in effects:
+        for each in changes:
             for name, (_, after) in each.variables.items():
                 hidden_modules.set_variable(name, after)
                 if after is None:
