@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
+from msgspec import Struct
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -18,8 +20,12 @@ class Now(NamedTuple):
     """Since 1970: what is compared with moments of other nodes."""
 
 
+class Deadline(Struct, frozen=True):
+    """What a machine does when a moment has come."""
+
+
 class Deadlines(Generic[K]):
-    """Moments by key (a name, or a frozen value that says what is due), as monotonic times."""
+    """Moments by key, a frozen value that says what is due, as monotonic times."""
 
     def __init__(self) -> None:
         self._at: dict[K, float] = {}
@@ -32,6 +38,11 @@ class Deadlines(Generic[K]):
         """Remove these; all of them without keys."""
         for key in keys or tuple(self._at):
             self._at.pop(key, None)
+
+    def cancel_all(self, kind: type[K]) -> None:
+        """Remove those of this type."""
+        for key in [key for key in self._at if isinstance(key, kind)]:
+            del self._at[key]
 
     def __contains__(self, key: K) -> bool:
         return key in self._at

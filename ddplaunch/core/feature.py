@@ -264,13 +264,25 @@ class JobContext(ABC):
     config: JobConfig
     options: Options  # of node 0
     run_id: str
-    nodes: NodeTable
-    limits: TimeLimits
+    nodes: NodeTable  # to read
+    limits: TimeLimits  # to read
 
     @property
     @abstractmethod
     def now(self) -> Now:
         """The moment of the event that is being handled."""
+
+    @abstractmethod
+    def send(self, node_rank: int, message: Message) -> None:
+        """Send a message to a node."""
+
+    @abstractmethod
+    def send_to_all(self, message: Message) -> None:
+        """Send a message to all nodes."""
+
+    @abstractmethod
+    def report_stall(self, since: float, text: str) -> None:
+        """Announce to all nodes that the job makes no progress; ``text`` is the note to print, or ""."""
 
     @abstractmethod
     def set_deadline(self, name: str, seconds: float) -> None:

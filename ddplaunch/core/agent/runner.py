@@ -34,6 +34,7 @@ from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, RankFailure
 from ddplaunch.core.isolation import not_isolated
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.machine import MachineEvent
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
@@ -98,8 +99,8 @@ class NodeRunner:
         )
         self._ranks = NodeRanks(self._machine.attempt, self._plan, loop, tree.temp_dir)
         self._signals = SignalDelivery(loop, screen.show_note)
-        self._inbox: deque[ev.NodeEvent] = deque()
-        self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
+        self._inbox: deque[MachineEvent] = deque()
+        self._replies: deque[MachineEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = False
         self._post_for_feature = not_isolated(loop.call_soon, self.post)
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
@@ -134,7 +135,7 @@ class NodeRunner:
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def post(self, event: ev.NodeEvent) -> None:
+    def post(self, event: MachineEvent) -> None:
         """Handle an event, and what follows from it.
 
         An event that is posted while another one is handled comes after it, so no caller is called back from within.
@@ -167,11 +168,11 @@ class NodeRunner:
                 self.rpc.on_reply(message)
             case messages.JoinAccepted(node_rank=int(node_rank)):
                 self._plan = replace(self._plan, node_rank=node_rank)
-                self.post(ev.MessageReceived(message))
+                self.post(ev.MessageReceived(0, message))
             case messages.CheckRequest(attempt=attempt):
                 return None if self.sides.on_check(message) else self.send(messages.CheckPassed(attempt))
             case _:
-                self.post(ev.MessageReceived(message))
+                self.post(ev.MessageReceived(0, message))
         self.sides.on_message(message)
 
     def on_output(self, rank: int) -> None:

@@ -8,16 +8,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.core.deadlines import Now
+from ddplaunch.core.deadlines import Deadline, Deadlines, Now
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.job.job_attempt import JobAttempt, StopCause
+from ddplaunch.core.job.job_deadlines import FeatureDeadline
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
-from ddplaunch.core.messages import CheckRequest, FromNode, NoteMessage
+from ddplaunch.core.machine import Command, Decider, Send
+from ddplaunch.core.messages import CheckRequest, Message, NoteMessage
 
 NamedFeatures = Iterable[tuple[str, Feature]]
 
@@ -29,63 +31,79 @@ class _NamedSide(NamedTuple):
 
 
 class _SideContext(JobContext):
-    def __init__(
-        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, requested: deque[StopCause | None]
-    ) -> None:
-        """``name``: of the feature; ``requested`` collects what stops the ranks, and None for the end of a hold."""
-        self.config, self.options, self.run_id = nodes.config, nodes.config.options, run_id
-        self.nodes, self.limits = nodes, limits
-        self.isolation = Isolation(f"the feature {name}", lambda text: nodes.send(0, NoteMessage(text)))
-        self._name, self._turn, self._rpc, self._requested = name, nodes.turn, rpc, requested
+    def __init__(self, name: str, run_id: str, sides: JobSides) -> None:
+        """``name``: of the feature; ``sides`` collects what it requests."""
+        self.nodes, self.limits = sides.nodes, sides.limits
+        self.config, self.options, self.run_id = self.nodes.config, self.nodes.config.options, run_id
+        self.isolation = Isolation(f"the feature {name}", lambda text: self.send(0, NoteMessage(text)))
+        self._name, self._sides = name, sides
 
     @property
     def now(self) -> Now:
-        return self._turn.now
+        return self._sides.now
+
+    def send(self, node_rank: int, message: Message) -> None:
+        self._sides.request(Send(node_rank, message))
+
+    def send_to_all(self, message: Message) -> None:
+        self._sides.request(*self.nodes.to_all(message))
+
+    def report_stall(self, since: float, text: str) -> None:
+        self._sides.request(*self.limits.on_stall(since, text))
 
     def set_deadline(self, name: str, seconds: float) -> None:
-        self._turn.set_deadline(f"{self._name}: {name}", seconds)
+        self._sides.deadlines.set(FeatureDeadline(self._name, name), self.now.mono + seconds)
 
     def cancel_deadlines(self, *names: str) -> None:
-        for name in names:
-            self._turn.deadlines.cancel(f"{self._name}: {name}")
+        self._sides.deadlines.cancel(*(FeatureDeadline(self._name, name) for name in names))
 
     def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
-        self._rpc.gather(kind, request, _unless_none(self.isolation.guard(on_done)))
+        on_reply = _unless_none(self.isolation.guard(on_done))
+        self._sides.request(*self._sides.rpc.gather(kind, request, on_reply, self.now))
 
     def stop_attempt(self, cause: StopCause) -> None:
-        self._requested.append(cause)
+        self._sides.requested_stops.append(cause)
 
     def allow_end(self) -> None:
-        self._requested.append(None)
+        self._sides.requested_stops.append(None)
 
 
-class JobSides:
-    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues."""
+class JobSides(Decider):
+    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues.
+
+    What they send is collected until ``take_commands``, which follows each call.
+    """
 
     def __init__(
         self,
         run_id: str,
         nodes: NodeTable,
+        deadlines: Deadlines[Deadline],
         limits: TimeLimits,
         rpc: Rpc,
         features: NamedFeatures | None = None,
     ) -> None:
         """``features``: by name; None for all."""
-        self._rpc = rpc
+        super().__init__()
+        self.nodes, self.deadlines, self.limits, self.rpc = nodes, deadlines, limits, rpc
+        self.now = Now(0.0, 0.0)  # of the event that is being handled
         self._sides: list[_NamedSide] = []
-        self.requested: deque[StopCause | None] = deque()  # what is to stop the ranks; None: the job may end now
+        self.requested_stops: deque[StopCause | None] = deque()  # what is to stop the ranks; None: the job may end now
         for name, feature in load_features() if features is None else features:
-            context = _SideContext(name, run_id, nodes, limits, rpc, self.requested)
+            context = _SideContext(name, run_id, self)
             context.isolation.on_error = context.allow_end
             if (side := context.isolation.call(feature.make_job_side, context)) is not None:
                 self._sides.append(_NamedSide(name, context.isolation, side))
 
-    def on_deadline(self, name: str) -> None:
-        """Pass a deadline of a feature on to its side: "inspect: early report"."""
-        feature, _, deadline = name.partition(": ")
-        for each, isolation, side in self._sides:
-            if each == feature:
-                isolation.call(side.on_deadline, deadline)
+    def request(self, *commands: Command) -> None:
+        """Have commands executed that a side requests."""
+        self._do(*commands)
+
+    def on_deadline(self, deadline: FeatureDeadline) -> None:
+        """Pass a deadline of a feature on to its side."""
+        for name, isolation, side in self._sides:
+            if name == deadline.feature:
+                isolation.call(side.on_deadline, deadline.name)
 
     def _replies(self, hook: str, *arguments: object) -> Iterator[Any]:
         """Call a hook of each side; yield what they return, without None."""
@@ -97,7 +115,7 @@ class JobSides:
         for _ in self._replies(hook, *arguments):
             pass
 
-    def on_message(self, node: int, message: FromNode) -> None:
+    def on_message(self, node: int, message: Message) -> None:
         """Pass a node's message on; ProtocolError if the node cannot have sent it, which disables no side."""
         for _, isolation, side in self._sides:
             if error := isolation.call(_find_protocol_error, side, node, message):
@@ -130,7 +148,10 @@ class JobSides:
                     attempt.sides_to_reply.add(name)
                     handler = _unless_none(isolation.guard(side.on_stop_reply))
                     on_reply = partial(self._on_stop_reply, attempt, name, handler)
-                    isolation.call(self._rpc.gather, call.kind, call.request, on_reply, call.timeout_s)
+                    commands = isolation.call(
+                        self.rpc.gather, call.kind, call.request, on_reply, self.now, call.timeout_s
+                    )
+                    self._do(*(commands or ()))
                     if isolation.failed:
                         attempt.sides_to_reply.discard(name)
         return bool(attempt.sides_to_reply)
@@ -164,7 +185,7 @@ def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda reply: None if reply is None else handler(reply)
 
 
-def _find_protocol_error(side: JobSide, node: int, message: FromNode) -> ProtocolError | None:
+def _find_protocol_error(side: JobSide, node: int, message: Any) -> ProtocolError | None:
     """Pass a message on to a side; return the ProtocolError that it raises."""
     try:
         side.on_message(node, message)

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from ddplaunch.base.text import MAX_LISTED_NAMES, join_names
-from ddplaunch.core.job.job_events import Turn
+from ddplaunch.core.deadlines import Deadline, Deadlines, Now
+from ddplaunch.core.job.job_deadlines import (
+    JoinStatusDue,
+    JoinTimeoutOver,
+    JoinWindowOver,
+    ReportStepOver,
+    WaitNoticeDue,
+)
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
+from ddplaunch.core.machine import Command, Send
 from ddplaunch.core.messages import JoinStatus, NoteMessage
 from ddplaunch.core.options import Connections, Elastic
 
@@ -22,26 +30,26 @@ REPORT_STEP_S = 5.0
 class Joining:
     """Waits until enough nodes have joined; an elastic job then waits --join-window for more."""
 
-    def __init__(self, nodes: NodeTable, kind: Literal["node", "task"]) -> None:
-        self._config, self._nodes, self._kind, self._turn = nodes.config, nodes, kind, nodes.turn
+    def __init__(self, nodes: NodeTable, deadlines: Deadlines[Deadline], kind: Literal["node", "task"]) -> None:
+        self._config, self._nodes, self._kind, self._deadlines = nodes.config, nodes, kind, deadlines
         self._options = nodes.config.options
         self._window_end: float | None = None
 
-    def begin(self) -> None:
-        self._turn.set_deadline("join timeout", self._options[Connections].join_timeout)
+    def begin(self, now: Now) -> None:
+        self._deadlines.set(JoinTimeoutOver(), now.mono + self._options[Connections].join_timeout)
 
-    def is_complete(self) -> bool:
+    def is_complete(self, now: Now) -> bool:
         """Return whether all nodes have joined; called whenever one has joined or left."""
         if len(self._nodes) == self._config.max_nodes:
             return True
         if len(self._nodes) < self._config.min_nodes:
             self._window_end = None
-            self._turn.deadlines.cancel("join window")
+            self._deadlines.cancel(JoinWindowOver())
         elif self._window_end is None:
-            self._window_end = self._turn.now.mono + self._options[Elastic].join_window
-            self._turn.deadlines.set("join window", self._window_end)
-        if "join status" not in self._turn.deadlines:
-            self._turn.set_deadline("join status", STATUS_INTERVAL_S if len(self._nodes) > 1 else 0)
+            self._window_end = now.mono + self._options[Elastic].join_window
+            self._deadlines.set(JoinWindowOver(), self._window_end)
+        if JoinStatusDue() not in self._deadlines:
+            self._deadlines.set(JoinStatusDue(), now.mono + (STATUS_INTERVAL_S if len(self._nodes) > 1 else 0))
         return False
 
     def _build_status(self, window: float | None) -> JoinStatus:
@@ -49,16 +57,16 @@ class Joining:
         missing = [number for number in range(max_nodes) if number not in self._nodes]
         return JoinStatus(len(self._nodes), min_nodes, max_nodes, tuple(missing[:MAX_LISTED_NAMES]), window, self._kind)
 
-    def send_status(self) -> None:
-        """Send all nodes which of them have joined: the deadline "join status"."""
-        left = None if self._window_end is None else max(0.0, self._window_end - self._turn.now.mono)
-        self._nodes.broadcast(self._build_status(left))
+    def send_status(self, now: Now) -> list[Command]:
+        """Send all nodes which of them have joined: the deadline ``JoinStatusDue``."""
+        left = None if self._window_end is None else max(0.0, self._window_end - now.mono)
+        return self._nodes.to_all(self._build_status(left))
 
-    def on_timeout(self) -> str | None:
-        """Return why the job cannot start: the deadline "join timeout"; None while the join window is open."""
+    def on_timeout(self, now: Now) -> str | None:
+        """Return why the job cannot start: the deadline ``JoinTimeoutOver``; None while the join window is open."""
         if len(self._nodes) < self._config.min_nodes:
             return self._describe_missing()
-        self._turn.set_deadline("join timeout", self._options[Connections].join_timeout)  # a node may leave meanwhile
+        self.begin(now)  # a node may leave meanwhile
         return None
 
     def _describe_missing(self) -> str:
@@ -78,28 +86,30 @@ class Joining:
 class SlowNodeNotices:
     """Prints, on nodes that have finished, which nodes they still wait for."""
 
-    def __init__(self, nodes: NodeTable, kind: str) -> None:
+    def __init__(self, nodes: NodeTable, deadlines: Deadlines[Deadline], kind: str) -> None:
         """``kind``: "node" or "task"."""
-        self._nodes, self._kind, self._turn = nodes, kind, nodes.turn
+        self._nodes, self._kind, self._deadlines = nodes, kind, deadlines
         self._attempt = -1
 
-    def on_node_finished(self, attempt: int) -> None:
+    def on_node_finished(self, attempt: int, now: Now) -> None:
         """Called when all ranks of a node have ended with 0, and those of others still run."""
         if attempt != self._attempt:
             self._attempt = attempt
-            self._turn.set_deadline("wait notice", FIRST_NOTICE_S)
+            self._deadlines.set(WaitNoticeDue(), now.mono + FIRST_NOTICE_S)
 
-    def send(self) -> None:
-        """Send the note to all finished nodes that have not got the same one: the deadline "wait notice"."""
+    def send(self, now: Now) -> list[Command]:
+        """Send the note to all finished nodes that have not got the same one: the deadline ``WaitNoticeDue``."""
         unfinished = [node.name for node in self._nodes.sorted_nodes if node.phase is NodePhase.RUNNING]
+        commands: list[Command] = []
         if not unfinished:
-            return
+            return commands
         text = f"the ranks of this {self._kind} are done; waiting for {join_names(unfinished)}"
         for number, node in self._nodes.items():
             if node.phase in (NodePhase.FINISHED, NodePhase.DRAINED) and node.last_wait_note != text:
                 node.last_wait_note = text
-                self._nodes.send(number, NoteMessage(text))
-        self._turn.set_deadline("wait notice", NOTICE_INTERVAL_S)
+                commands.append(Send(number, NoteMessage(text)))
+        self._deadlines.set(WaitNoticeDue(), now.mono + NOTICE_INTERVAL_S)
+        return commands
 
 
 class ReportTimeout:
@@ -108,28 +118,28 @@ class ReportTimeout:
     It counts in steps, so that a suspension of this process adds no more than one step.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, deadlines: Deadlines[Deadline]) -> None:
+        self._deadlines = deadlines
         self._limit_s = 0.0
         self._left_s = 0.0  # after the present step
         self._step_end = 0.0
 
-    def begin(self, grace_s: float) -> None:
+    def begin(self, grace_s: float, now: Now) -> None:
         """Called when ranks have this long to end; of several limits, the one that expires first counts."""
-        limit_s, left_s = grace_s + REPORT_TIMEOUT_S, self._left_s + self._step_end - self._turn.now.mono
-        if "report step" not in self._turn.deadlines or limit_s < left_s:
+        limit_s, left_s = grace_s + REPORT_TIMEOUT_S, self._left_s + self._step_end - now.mono
+        if ReportStepOver() not in self._deadlines or limit_s < left_s:
             self._limit_s = self._left_s = limit_s
-            self._begin_step()
+            self._begin_step(now)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, now: Now) -> None:
         step_s = min(REPORT_STEP_S, self._left_s)
         self._left_s -= step_s
-        self._step_end = self._turn.now.mono + step_s
-        self._turn.deadlines.set("report step", self._step_end)
+        self._step_end = now.mono + step_s
+        self._deadlines.set(ReportStepOver(), self._step_end)
 
-    def on_step(self) -> float | None:
-        """Return the limit once it has expired: the deadline "report step"."""
+    def on_step(self, now: Now) -> float | None:
+        """Return the limit once it has expired: the deadline ``ReportStepOver``."""
         if self._left_s <= 0:
             return self._limit_s
-        self._begin_step()
+        self._begin_step(now)
         return None

@@ -6,11 +6,13 @@ Without spares all of them. With spares as many as the job needs; a node keeps i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.job.job_attempt import JobPhase, NodeFailure
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
+from ddplaunch.core.machine import Command
 from ddplaunch.core.options import Elastic
 
 MAX_HOST_FAILURES = 2  # after which a host gets no ranks
@@ -70,33 +72,32 @@ class Membership:
         elastic = self._config.is_elastic and bool(node.node_rank)
         return elastic and (phase is JobPhase.JOINING or self.can_spare(node))
 
-    def on_node_failed(self, node: JoinedNode) -> None:
+    def on_node_failed(self, node: JoinedNode) -> list[Command]:
         """Called when a node was lost, or the first cause of a failure was there: a spare, if any, replaces it.
 
         Node 0 is never replaced: all others are connected to it.
         """
         if not self._options[Elastic].spares or not node.node_rank:
-            return
+            return []
         self._to_replace.add(node.node_rank)
         self._failures[node.host] += 1
-        if not self.is_usable(node):
-            self._nodes.broadcast_note(
-                f"{node.name} failed {self._failures[node.host]} times and is excluded from now on"
-            )
+        if self.is_usable(node):
+            return []
+        return self._nodes.note_to_all(
+            f"{node.name} failed {self._failures[node.host]} times and is excluded from now on"
+        )
 
-    def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> str | None:
-        """Find the node on which an attempt failed, and count that; unknown if the first failure is a secondary one.
-
-        Return ``shortage``.
-        """
+    def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> list[Command]:
+        """Find the node on which an attempt failed, and count that; unknown if the first failure is a secondary one."""
+        commands: list[Command] = []
         for node in () if report and report.first.is_secondary else self._active:
             if report:
                 failed_here = report.first.rank in node.ranks
             else:
                 failed_here = launcher_failure is not None and launcher_failure.node == node.node_rank
             if failed_here and node.node_rank in self._nodes:
-                self.on_node_failed(node)
-        return self.shortage
+                commands += self.on_node_failed(node)
+        return commands
 
     def count_change(self, why: str) -> str | None:
         """Count a membership change; return why the job cannot go on (``why`` and the limit), None if it can."""
@@ -128,20 +129,21 @@ class Membership:
                 order.append(others.pop(0))
         return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
 
-    def commit_nodes(self) -> list[JoinedNode]:
-        """Select the nodes of the attempt that starts now, and print which spares replaced which nodes."""
+    def commit_nodes(self) -> tuple[list[JoinedNode], list[Command]]:
+        """Select the nodes of the attempt that starts now; print which spares replaced which nodes."""
         before, self._active = self._active, self.select_nodes()
         self._to_replace.clear()
-        if self._options[Elastic].spares:
-            self._report_changes([node.name for node in before], [node.name for node in self._active])
-        return self._active
+        if not self._options[Elastic].spares:
+            return self._active, []
+        notes = self._describe_changes([node.name for node in before], [node.name for node in self._active])
+        return self._active, [command for note in notes for command in self._nodes.note_to_all(note)]
 
-    def _report_changes(self, before: list[str], names: list[str]) -> None:
-        """Print which node replaces which, and at the first start which are spares."""
+    def _describe_changes(self, before: list[str], names: list[str]) -> Iterator[str]:
+        """Yield which node replaces which, and at the first start which are spares."""
         former, running = set(before), set(names)
         for new, old in zip(names, before, strict=False):
             if new not in former:
-                self._nodes.broadcast_note(f"{new} takes the place of {old}")
+                yield f"{new} takes the place of {old}"
         waiting = [node.name for node in self._nodes.sorted_nodes if node.name not in running]
         if waiting and not before:
-            self._nodes.broadcast_note(f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}")
+            yield f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}"

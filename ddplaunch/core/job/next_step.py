@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.text import signal_name
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import FailureReport, JobResult, format_early_report
 from ddplaunch.core.job.job_attempt import JobAttempt, NodeFailure
 from ddplaunch.core.job.job_sides import JobSides
@@ -16,6 +17,7 @@ from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
 from ddplaunch.core.job.time_limits import TimeLimits
+from ddplaunch.core.machine import Command
 from ddplaunch.core.messages import Restarting, StopRequested
 from ddplaunch.core.options import Stopping
 
@@ -36,20 +38,20 @@ class StopReason:
     def is_known(self) -> bool:
         return bool(self.signal) or self.preempted_by is not None
 
-    def add_request(self, node: JoinedNode, message: StopRequested) -> float | None:
+    def add_request(self, node: JoinedNode, message: StopRequested) -> tuple[float | None, list[Command]]:
         """Return the grace of the ranks that are stopped now; None if an earlier request does that.
 
         Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
         """
-        if not self.signal:
-            self.signal = message.signal
-            self.why = f"stopped because {message.reason}" if message.reason else ""
-            name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node.node_rank)
-            # also for a second one: an earlier SIGTERM may only have removed that node
-            return self._options[Stopping].grace
-        self.is_repeated |= message.again
-        return 0.0 if message.again else None
+        if self.signal:
+            self.is_repeated |= message.again
+            return (0.0 if message.again else None), []
+        self.signal = message.signal
+        self.why = f"stopped because {message.reason}" if message.reason else ""
+        name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
+        note = self._nodes.note_to_all(f"{message.reason or name} on {node.name}", but=node.node_rank)
+        # the grace also for a second one: an earlier SIGTERM may only have removed that node
+        return self._options[Stopping].grace, note
 
     def add_preemption(self, node: JoinedNode, signal_number: int) -> None:
         """Record the scheduler's notice."""
@@ -68,43 +70,46 @@ class Pause(NamedTuple):
     failure: FailureReport | None
 
 
+Step = tuple[JobResult | Pause, list[Command]]
+"""What follows an attempt, and the commands that announce it."""
+
+
 class NextStep:
     """Decides after each attempt."""
 
     def __init__(
         self, nodes: NodeTable, membership: Membership, limits: TimeLimits, stop: StopReason, sides: JobSides
     ) -> None:
-        self._nodes, self._config, self._turn = nodes, nodes.config, nodes.turn
+        self._nodes, self._config = nodes, nodes.config
         self._options = nodes.config.options
         self._membership, self._limits, self._stop, self._sides = membership, limits, stop, sides
         self._restarts = RestartPolicy(nodes.config)
 
-    def decide(self, attempt: JobAttempt, *, was_stopped: bool) -> JobResult | Pause:
+    def decide(self, attempt: JobAttempt, now: Now, *, was_stopped: bool) -> Step:
         """Return what follows; the first of the causes below that applies decides, whatever came first in time."""
-        self._limits.end()  # before the wait for another attempt, in which --timeout counts
         report, preempted_by = self._sides.explain_failures(attempt), self._stop.preempted_by
         succeeded = attempt.is_clean and not was_stopped
         if self._stop.signal:
             why = "; ".join(filter(None, (self._stop.why, self._sides.remark(time_limit=False))))
-            return JobResult(self._stop.exit_code, remark=why or None)
+            return JobResult(self._stop.exit_code, remark=why or None), []
         if preempted_by and not (succeeded and not self._stop.preemption_seen):
             advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
-            return JobResult(EXIT_PREEMPTED, report, remark=f"preempted by {preempted_by}: {advice}")
+            return JobResult(EXIT_PREEMPTED, report, remark=f"preempted by {preempted_by}: {advice}"), []
         if launcher_failure := attempt.first_launcher_failure:
-            return self._restart_or_end(attempt, None, launcher_failure)
+            return self._restart_or_end(attempt, None, launcher_failure, now)
         if cause := attempt.first_lost_node:
             return self._restart_with_changed_nodes(cause.reason)
         if attempt.stop_cause and attempt.stop_cause.of_program:
-            return self._restart_or_end(attempt, None, None)
+            return self._restart_or_end(attempt, None, None, now)
         if attempt.stop_cause and not attempt.stop_cause.may_restart:
-            return attempt.stopped_result(self._sides.remark(time_limit=True))
+            return attempt.stopped_result(self._sides.remark(time_limit=True)), []
         if report is None and attempt.stopping_to_change_nodes:
             return self._restart_with_changed_nodes("")
         if report is None:
-            return JobResult(0)
+            return JobResult(0), []
         if report.first.refused:
-            return JobResult(EXIT_USAGE, usage_error=report.first.refused)
-        return self._restart_or_end(attempt, report, None)
+            return JobResult(EXIT_USAGE, usage_error=report.first.refused), []
+        return self._restart_or_end(attempt, report, None, now)
 
     def early_report(self, attempt: JobAttempt) -> str | None:
         """Describe the cause of the stop before all ranks have ended, which may take up to the grace."""
@@ -119,13 +124,16 @@ class NextStep:
         )
 
     def _restart_or_end(
-        self, attempt: JobAttempt, report: FailureReport | None, launcher_failure: NodeFailure | None
-    ) -> JobResult | Pause:
+        self, attempt: JobAttempt, report: FailureReport | None, launcher_failure: NodeFailure | None, now: Now
+    ) -> Step:
         """Called when a rank or a program failed, or a launcher process was lost: restart all if allowed, else end."""
-        uptime, expired = self._turn.now.mono - attempt.started_at, self._limits.timeout_expired
+        uptime, expired = now.mono - attempt.started_at, self._limits.timeout_expired
         wait, why_not = self._restarts.decide(attempt, uptime, deadline_passed=expired)
-        if wait is not None and (shortage := self._membership.record_failure(report, launcher_failure)):
-            wait, why_not = None, f"{shortage} to start again"
+        commands: list[Command] = []
+        if wait is not None:
+            commands += self._membership.record_failure(report, launcher_failure)
+            if shortage := self._membership.shortage:
+                wait, why_not = None, f"{shortage} to start again"
         if report:
             what = report.headline(several=self._config.is_multi_node)
         elif launcher_failure:
@@ -134,19 +142,19 @@ class NextStep:
             what = attempt.stop_cause.reason if attempt.stop_cause else ""
         if wait is None and not report and not launcher_failure:
             result = attempt.stopped_result(self._sides.remark(time_limit=True))
-            return replace(result, remark="\n".join(filter(None, (result.remark, why_not))))
+            return replace(result, remark="\n".join(filter(None, (result.remark, why_not)))), commands
         if wait is None:
             code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
-            return JobResult(code, report, remark=why_not if report else "; ".join(filter(None, (what, why_not))))
+            remark = why_not if report else "; ".join(filter(None, (what, why_not)))
+            return JobResult(code, report, remark=remark), commands
         text = f"{what}\n{self._restarts.describe_restart(wait)}"
-        self._nodes.broadcast(Restarting(attempt.number + 1, wait, text, report))
-        return Pause(wait, report)
+        commands += self._nodes.to_all(Restarting(attempt.number + 1, wait, text, report))
+        return Pause(wait, report), commands
 
-    def _restart_with_changed_nodes(self, why: str) -> JobResult | Pause:
+    def _restart_with_changed_nodes(self, why: str) -> Step:
         """Start again with the nodes that are there now; counts for --max-membership-changes, not --max-restarts."""
         if self._limits.timeout_expired:
-            return JobResult(EXIT_TIMEOUT, remark="; ".join(filter(None, (why, "--timeout has expired"))))
+            return JobResult(EXIT_TIMEOUT, remark="; ".join(filter(None, (why, "--timeout has expired")))), []
         if over := self._membership.count_change(why):
-            return JobResult(EXIT_UNAVAILABLE, remark=over)
-        self._nodes.broadcast_note(self._membership.next_attempt_note)
-        return Pause(0, None)
+            return JobResult(EXIT_UNAVAILABLE, remark=over), []
+        return Pause(0, None), self._nodes.note_to_all(self._membership.next_attempt_note)

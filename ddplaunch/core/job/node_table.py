@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.job.job_events import Send, Turn
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.machine import Command, Send
 from ddplaunch.core.messages import (
     AttemptReport,
     EndJob,
@@ -75,6 +73,10 @@ class JoinedNode(Struct):
         """The note that a SIGTERM has removed this node."""
         return f"{self.name} has left: SIGTERM"
 
+    def end(self, result: JobResult) -> Send:
+        """Return the command that ends this node alone."""
+        return Send(self.node_rank, EndJob(result))
+
     @property
     def has_ranks(self) -> bool:
         """Whether ranks of the attempt may still run there."""
@@ -106,16 +108,12 @@ class JoinedNode(Struct):
 
 
 class NodeTable(dict[int, JoinedNode]):
-    """The joined nodes by node rank; sends messages to one or all of them."""
+    """The joined nodes by node rank."""
 
     def __init__(self, config: JobConfig) -> None:
         super().__init__()
-        self.config, self.turn = config, Turn()
+        self.config = config
         self._max = config.max_nodes
-
-    def send(self, number: int, message: Message) -> None:
-        """Send a message to one node, once the event is handled."""
-        self.turn.commands.append(Send(number, message))
 
     def clock_of(self, number: int) -> ClockOffset:
         """Return how far the clock of a node is ahead."""
@@ -123,27 +121,14 @@ class NodeTable(dict[int, JoinedNode]):
             return LOCAL_CLOCK
         return self[number].clock_offset if number in self else UNKNOWN
 
-    def broadcast(self, message: Message) -> None:
-        """Send a message to all nodes."""
-        for number in self:
-            self.send(number, message)
+    def to_all(self, message: Message) -> list[Command]:
+        """Return the commands that send a message to all nodes."""
+        return [Send(number, message) for number in self]
 
-    def broadcast_note(self, text: str, *, but: int | None = None) -> None:
-        """Print a note on every node except ``but``."""
+    def note_to_all(self, text: str, *, but: int | None = None) -> list[Command]:
+        """Return the commands that print a note on every node except ``but``."""
         note = NoteMessage(text)
-        for number in self:
-            if number != but:
-                self.send(number, note)
-
-    def leave_out(self, node: JoinedNode, note: str, error: tuple[str, str | None]) -> None:
-        """Go on without a node, which ends with this error."""
-        self.broadcast_note(note)
-        self.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=error)))
-
-    def end_leaving_node(self, node: JoinedNode) -> None:
-        """Send EndJob to a node that leaves, once its ranks have ended."""
-        remark = "SIGTERM: this node has left the job, which continues without it"
-        self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
+        return [Send(number, note) for number in self if number != but]
 
     @property
     def sorted_nodes(self) -> list[JoinedNode]:
@@ -175,8 +160,8 @@ class NodeTable(dict[int, JoinedNode]):
             )
         return None
 
-    def start_ranks(self, nodes: Sequence[JoinedNode], attempt: int, run_id: str) -> None:
-        """Assign the ranks of a new attempt to these nodes only, and send each its StartAttempt."""
+    def start_ranks(self, nodes: Sequence[JoinedNode], attempt: int, run_id: str) -> Iterator[Command]:
+        """Assign the ranks of a new attempt to these nodes only; yield the commands that send each its StartAttempt."""
         first, specs = 0, tuple(node.hello.node_spec for node in nodes)
         for node in self.values():
             node.ranks = range(0)
@@ -187,7 +172,7 @@ class NodeTable(dict[int, JoinedNode]):
         for node, assignment in zip(nodes, node_spec.assign_nodes(specs), strict=True):
             # Node 0 comes first: it removes an old FileStore before another node can open it.
             node_specs = () if node.node_rank else specs
-            self.send(node.node_rank, StartAttempt(attempt, run_id, assignment, node_specs=node_specs))
+            yield Send(node.node_rank, StartAttempt(attempt, run_id, assignment, node_specs=node_specs))
 
     def clear_assignments(self) -> None:
         for node in self.values():

@@ -17,14 +17,16 @@ from msgspec.structs import replace
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import convert
+from ddplaunch.core.deadlines import Deadline, Deadlines, Now
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import Isolation
+from ddplaunch.core.job.job_deadlines import RequestLate
 from ddplaunch.core.job.node_table import NodeTable
+from ddplaunch.core.machine import Command, Decider, Send
 from ddplaunch.core.messages import Message, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
 
 MAX_OPEN_REQUESTS = 64
-REQUEST_DEADLINE = "request "  # with the serial
 TOO_MANY_ERROR = "too many requests to the nodes are open"
 BUG_ERROR = "a bug in ddplaunch, which node 0 has reported, prevents the reply"
 
@@ -57,12 +59,15 @@ class _OpenRequest(Struct):
     claimed: set[int] = field(default_factory=set)  # ranks that replies were about
 
 
-class Rpc:
+class Rpc(Decider):
     """All open requests on node 0, by serial."""
 
-    def __init__(self, nodes: NodeTable, kinds: Mapping[str, Kind] | None = None) -> None:
+    def __init__(
+        self, nodes: NodeTable, deadlines: Deadlines[Deadline], kinds: Mapping[str, Kind] | None = None
+    ) -> None:
         """``kinds``: by name; None for those of all features."""
-        self._nodes, self._turn = nodes, nodes.turn
+        super().__init__()
+        self._nodes, self._deadlines = nodes, deadlines
         self._find = find_kind if kinds is None else kinds.__getitem__
         self._open: dict[int, _OpenRequest] = {}
         self._serial = 0
@@ -83,17 +88,21 @@ class Rpc:
         return self._isolations[kind.name]
 
     def _report(self, text: str) -> None:
-        self._nodes.send(0, NoteMessage(text))
+        self._do(Send(0, NoteMessage(text)))
 
-    def gather(self, kind: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
+    def gather(
+        self, kind: str, request: Any, on_done: Callable[[Any], None], now: Now, timeout_s: float | None = None
+    ) -> list[Command]:
         """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most.
 
         If the kind raises, or has raised before, it gets None. It is called by ``deliver_next``.
         """
         found = self._find(kind)
         if self._isolation(found).failed:
-            return self._gathered.append((on_done, None))
-        self._begin(found, request, timeout_s, None, on_done)
+            self._gathered.append((on_done, None))
+        else:
+            self._begin(found, request, timeout_s, None, now, on_done)
+        return self.take_commands()
 
     def _begin(
         self,
@@ -101,22 +110,28 @@ class Rpc:
         request: Any,
         timeout_s: float | None,
         client: tuple[int, int] | None,
+        now: Now,
         on_done: Callable[[Any], None] | None = None,
     ) -> None:
         self._serial += 1
         serial, timeout_s = self._serial, min(timeout_s or kind.timeout_s, kind.timeout_s)
         waiting_for = {node.node_rank: node.ranks for node in self._nodes.values() if node.has_ranks}
-        self._turn.set_deadline(f"{REQUEST_DEADLINE}{serial}", timeout_s)
+        self._deadlines.set(RequestLate(serial), now.mono + timeout_s)
         self._open[serial] = _OpenRequest(kind, client, on_done, waiting_for)
         message = RpcRequest(serial, kind.name, timeout_s, request)
         for number in sorted(waiting_for):
-            self._nodes.send(number, message)
-        self._close_if_complete(serial)
+            self._do(Send(number, message))
+        self._close_if_complete(serial, now)
 
-    def on_message(self, number: int, message: RpcRequest | RpcReply) -> None:
+    def on_message(self, number: int, message: RpcRequest | RpcReply, now: Now) -> list[Command]:
         """Handle a request or a reply of a node; ProtocolError if a reply is about ranks that are not its own."""
         if isinstance(message, RpcReply):
-            return self._on_reply(number, message)
+            self._on_reply(number, message, now)
+        else:
+            self._on_request(number, message, now)
+        return self.take_commands()
+
+    def _on_request(self, number: int, message: RpcRequest, now: Now) -> None:
         kind, refusal = self._find(message.kind), ""
         if len(self._open) >= MAX_OPEN_REQUESTS:
             refusal = TOO_MANY_ERROR
@@ -125,10 +140,10 @@ class Rpc:
         elif any(each.kind is kind for each in self._open.values()):
             refusal = kind.busy_error
         if refusal:
-            return self._nodes.send(number, RpcReply(message.serial, kind.name, refusal=refusal))
-        self._begin(kind, message.payload, message.timeout_s, (number, message.serial))
+            return self._do(Send(number, RpcReply(message.serial, kind.name, refusal=refusal)))
+        self._begin(kind, message.payload, message.timeout_s, (number, message.serial), now)
 
-    def _on_reply(self, number: int, message: RpcReply) -> None:
+    def _on_reply(self, number: int, message: RpcReply, now: Now) -> None:
         pending = self._open.get(message.serial)
         if pending is None or number not in pending.waiting_for:  # it is late
             return
@@ -136,14 +151,14 @@ class Rpc:
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
             offset, isolation = self._nodes.clock_of(number), self._isolation(kind)
-            part = None if part is None else isolation.call(kind.to_local_clock, part, offset, self._turn.now.wall)
+            part = None if part is None else isolation.call(kind.to_local_clock, part, offset, now.wall)
         if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
             self._reply(pending, RpcReply(0, kind.name, part, is_last=False))
         if message.is_last:
             del pending.waiting_for[number]
-            self._close_if_complete(message.serial)
+            self._close_if_complete(message.serial, now)
 
     def _check_reply(self, pending: _OpenRequest, ranks: range, message: RpcReply) -> None:
         kind, is_end = pending.kind, message.payload is None
@@ -160,36 +175,38 @@ class Rpc:
         """Send a reply to the node that has sent the request, with the serial that it has there."""
         if pending.client is not None:
             number, serial = pending.client
-            self._nodes.send(number, replace(reply, serial=serial))
+            self._do(Send(number, replace(reply, serial=serial)))
 
-    def on_node_lost(self, number: int) -> None:
+    def on_node_lost(self, number: int, now: Now) -> list[Command]:
         """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
         for each in self._open.values():
             if each.client is not None and each.client[0] == number:
                 each.client = None
         for serial in [serial for serial, each in self._open.items() if each.waiting_for.pop(number, None) is not None]:
-            self._close_if_complete(serial)
+            self._close_if_complete(serial, now)
+        return self.take_commands()
 
-    def on_deadline(self, name: str) -> None:
+    def on_deadline(self, late: RequestLate, now: Now) -> list[Command]:
         """Called when a request may take no longer."""
-        self._close(int(name.removeprefix(REQUEST_DEADLINE)))
+        self._close(late.serial, now)
+        return self.take_commands()
 
     def end(self) -> None:
         """Called when the job ends: no reply is awaited any more."""
         self._open.clear()
         self._gathered.clear()
 
-    def _close_if_complete(self, serial: int) -> None:
+    def _close_if_complete(self, serial: int, now: Now) -> None:
         if not self._open[serial].waiting_for:
-            self._close(serial)
+            self._close(serial, now)
 
-    def _close(self, serial: int) -> None:
+    def _close(self, serial: int, now: Now) -> None:
         pending = self._open.pop(serial)
-        self._turn.deadlines.cancel(f"{REQUEST_DEADLINE}{serial}")
+        self._deadlines.cancel(RequestLate(serial))
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
         isolation, kind = self._isolation(pending.kind), pending.kind
-        payload = isolation.call(kind.merge, pending.replies, silent, world_size, self._turn.now.wall)
+        payload = isolation.call(kind.merge, pending.replies, silent, world_size, now.wall)
         if pending.on_done is not None:
             self._gathered.append((pending.on_done, payload))
         if pending.client is not None:

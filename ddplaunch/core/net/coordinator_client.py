@@ -26,7 +26,6 @@ from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
     PROTOCOL_VERSION,
-    FromNode,
     JoinDeclined,
     Message,
     NodeHello,
@@ -113,7 +112,7 @@ class CoordinatorClient:
         self._loop.call_later(FIRST_NOTICE_S, self._report_trouble)
         self._resolve_address()
 
-    def send(self, message: FromNode) -> None:
+    def send(self, message: Message) -> None:
         """Send a message of this node to node 0; also act on it while node 0 is not connected."""
         if isinstance(message, messages.StopRequested):
             self._stop_signal = message.signal
@@ -135,7 +134,7 @@ class CoordinatorClient:
         if self._attempt is None and (wants_to_leave or self._state is ConnectionState.ORPHANED):
             self._end_without_coordinator()
 
-    def _may_have_joined(self, message: FromNode) -> bool:
+    def _may_have_joined(self, message: Message) -> bool:
         """Whether the hello was sent and the reply may be on its way: node 0 then expects the reason for leaving."""
         assert self._connection is not None
         return isinstance(message, messages.StopRequested) and self._connection.on_message == self._on_join_reply

@@ -22,23 +22,12 @@ from ddplaunch.core import messages
 from ddplaunch.core.clock_offset import PeerClock
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.core.job.job_events import (
-    Accept,
-    ClockMeasured,
-    Command,
-    ConnectionLost,
-    Disconnect,
-    Event,
-    HelloReceived,
-    MessageReceived,
-    Refuse,
-    Send,
-    Start,
-    Woken,
-)
+from ddplaunch.core.job import commands as do
+from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.machine import Command, MachineEvent
 from ddplaunch.core.messages import EndJob, FromNode, JoinDeclined, Message, NodeHello, StartAttempt
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
@@ -76,7 +65,7 @@ class CoordinatorServer:
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
         self._machine = JobMachine(replace(config, folder=current_folder()), hello, run_id)
-        self._timer = WakeTimer(loop, partial(self._handle, Woken()))
+        self._timer = WakeTimer(loop, partial(self._handle, ev.DeadlineDue()))
         self._newcomers: dict[int, tuple[Connection[Message], str | None]] = {}  # with the proof for each
         self._connection_numbers = count()
         self._reported = 0
@@ -89,13 +78,13 @@ class CoordinatorServer:
             self._heartbeat = HeartbeatMonitor(self._loop, self._options[Connections].heartbeat_timeout, self)
             if text := kernel_limits.find_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
-        self._handle(Start())
+        self._handle(ev.Start())
 
-    def send(self, message: FromNode) -> None:
+    def send(self, message: Message) -> None:
         """Pass on a message of node 0's own launcher."""
-        self._handle(MessageReceived(0, message))
+        self._handle(ev.MessageReceived(0, message))
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: MachineEvent) -> None:
         """Let the machine handle an event, and execute the commands that follow; none of them leads to another event.
 
         Raises ProtocolError if a node cannot have sent this message; its ``ConnectionLost`` follows.
@@ -106,14 +95,14 @@ class CoordinatorServer:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case Send(number, message):
+            case do.Send(number, message):
                 self._send(number, message)
-            case Disconnect(number):
+            case do.Disconnect(number):
                 if number in self._peers:
                     self._remove_peer(number).close()
-            case Accept(connection, hello, late):
+            case do.Accept(connection, hello, late):
                 self._accept(connection, hello, late=late)
-            case Refuse(connection, refusal):
+            case do.Refuse(connection, refusal):
                 self._listener.refuse(self._newcomers.pop(connection)[0], refusal)
 
     def close(self) -> None:
@@ -133,7 +122,7 @@ class CoordinatorServer:
     def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         number = next(self._connection_numbers)
         self._newcomers[number] = connection, proof
-        self._handle(HelloReceived(number, hello))
+        self._handle(ev.HelloReceived(number, hello))
 
     def _accept(self, connection_number: int, hello: NodeHello, *, late: bool) -> None:
         connection, proof = self._newcomers.pop(connection_number)
@@ -155,12 +144,12 @@ class CoordinatorServer:
         self._heartbeat.record(number)
         if isinstance(message, messages.HeartbeatMessage):
             self._clocks[number].on_heartbeat(message)
-            return self._handle(ClockMeasured(number, self._clocks[number].best_offset()))
-        self._handle(MessageReceived(number, check_payload(message)))  # type: ignore[arg-type]  # the connection accepts nothing else
+            return self._handle(ev.ClockMeasured(number, self._clocks[number].best_offset()))
+        self._handle(ev.MessageReceived(number, check_payload(message)))
 
     def _on_disconnect(self, number: int, why: str, silence: float = 0.0) -> None:
         self._remove_peer(number)
-        self._handle(ConnectionLost(number, why, silence))
+        self._handle(ev.ConnectionLost(number, why, silence))
 
     def _remove_peer(self, number: int) -> Connection[Message]:
         self._heartbeat.remove_peer(number)

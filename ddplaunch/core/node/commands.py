@@ -5,21 +5,11 @@ Those of the last part are questions: their reply is an event, which the machine
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.messages import FromNode, JoinAccepted, StartAttempt
-
-
-class Command(Struct, frozen=True):
-    """One effect."""
-
-
-class Send(Command, frozen=True):
-    """Send a control message to node 0."""
-
-    message: FromNode
+from ddplaunch.core.machine import Command as Command
+from ddplaunch.core.machine import Send as Send
+from ddplaunch.core.messages import JoinAccepted, StartAttempt
 
 
 class Emit(Command, frozen=True):

@@ -32,14 +32,14 @@ from collections import deque
 from ddplaunch.base.errors import EXIT_OS, EXIT_PREEMPTED
 from ddplaunch.base.text import format_count, signal_name
 from ddplaunch.core import events, messages
-from ddplaunch.core.deadlines import Deadlines, Now
+from ddplaunch.core.deadlines import Deadline, Deadlines, Now
 from ddplaunch.core.failures import JobResult, describe_exit
+from ddplaunch.core.machine import Machine, MachineEvent
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.node_attempt import (
     RUNNING_PHASES,
     AttemptPhase,
-    Deadline,
     DrainLate,
     ForwardDue,
     ForwardRequestDue,
@@ -63,7 +63,7 @@ LEFTOVER_GRACE_S = 5.0  # at most between SIGTERM and SIGKILL for leftover proce
 ZYGOTE_REPORT_DELAY_S = 1.0  # after a signal, until the zygote has reported whether it got it too
 
 
-class NodeMachine:
+class NodeMachine(Machine):
     """Carries out an attempt after the other on one node, until the job ends."""
 
     def __init__(
@@ -73,6 +73,7 @@ class NodeMachine:
 
         ``preempt_signal``: the scheduler's notice; ``preempt_forward``: the signal that all ranks get then, if any.
         """
+        super().__init__()
         self._grace_s, self._inspects_before_stop = grace_s, inspects_before_stop
         self._preempt_signal, self._preempt_forward = preempt_signal, preempt_forward
         self.attempt = NodeAttempt()
@@ -84,12 +85,10 @@ class NodeMachine:
         self._inspect_key = InspectKey()
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         self._deadlines: Deadlines[Deadline] = Deadlines()  # those of signals, which outlive an attempt
-        self._commands: list[do.Command] = []
 
-    def on(self, event: ev.NodeEvent, now: Now) -> list[do.Command]:
-        """Handle an event; return what to do, in this order."""
+    def _handle(self, event: MachineEvent, now: Now) -> None:
         if self.phase is AttemptPhase.ENDED and not isinstance(event, ev.SignalArrived):
-            return []
+            return
         match event:
             case ev.MessageReceived(message=message):
                 self._on_message(message, now)
@@ -122,7 +121,7 @@ class NodeMachine:
                     self._on_signal(signal.SIGINT, now, reason=event.reason)
             case ev.StartFailed():
                 self._cannot_start |= event.is_final
-                self._do(do.Send(messages.NodeStartError(event.message, event.hint)))
+                self._send(messages.NodeStartError(event.message, event.hint))
             case ev.AttemptPrepared():
                 self._on_prepared(event)
             case ev.SpawnsWithdrawn(ranks=ranks):
@@ -138,8 +137,6 @@ class NodeMachine:
             case ev.DeadlineDue():
                 while due := self.attempt.deadlines.pop_due(now.mono) or self._deadlines.pop_due(now.mono):
                     self._on_deadline(due, now)
-        commands, self._commands = self._commands, []
-        return commands
 
     @property
     def phase(self) -> AttemptPhase:
@@ -150,8 +147,9 @@ class NodeMachine:
         moments = [at for at in (self.attempt.deadlines.next, self._deadlines.next) if at is not None]
         return min(moments, default=None)
 
-    def _do(self, *commands: do.Command) -> None:
-        self._commands += commands
+    def _send(self, message: messages.FromNode) -> None:
+        """Send a control message to node 0."""
+        self._do(do.Send(0, message))
 
     # ------------------------------------------------------------------------------------------ messages of node 0
 
@@ -167,7 +165,7 @@ class NodeMachine:
             case messages.CoordinatorLost():
                 self._do(do.ReportJob())
             case messages.StartAttempt() if self._cannot_start:
-                self._do(do.Send(messages.AttemptReport(message.attempt, 0, now.wall)))
+                self._send(messages.AttemptReport(message.attempt, 0, now.wall))
             case messages.StartAttempt() if self.phase is AttemptPhase.WAITING:
                 self.attempt = NodeAttempt(message.attempt)
                 self._do(do.PrepareAttempt(message))
@@ -243,7 +241,7 @@ class NodeMachine:
         attempt.spawned_count += 1
         self._do(do.Emit(events.RankStarted(rank, spawned.pid, attempt.number)))
         if attempt.spawned_count == 1:
-            self._do(do.Send(messages.RanksStarted(attempt.number)))
+            self._send(messages.RanksStarted(attempt.number))
         if self._is_preempted:
             self._do(do.CreatePreemptionFile(report_error=False))  # its folder exists only since the zygote is ready
         if self.phase in (AttemptPhase.STOPPING, AttemptPhase.SWEEPING):
@@ -298,7 +296,7 @@ class NodeMachine:
             attempt.stopped_count += 1
         else:
             attempt.failures.append(explained.failure)
-            self._do(do.Send(messages.FailureReported(attempt.number, explained.failure, now.wall)))
+            self._send(messages.FailureReported(attempt.number, explained.failure, now.wall))
         self._continue(now)
 
     def _on_store_exited(self, how: str, now: Now) -> None:
@@ -338,7 +336,7 @@ class NodeMachine:
             have_all_run = attempt.spawned_count == len(attempt.ranks)
             succeeded = self.phase is AttemptPhase.RUNNING and not attempt.failures and have_all_run
             if succeeded:
-                self._do(do.Send(messages.RanksFinished(attempt.number)))
+                self._send(messages.RanksFinished(attempt.number))
             self._sweep(min(LEFTOVER_GRACE_S, self._grace_s) if succeeded else 0, now)
 
     # -------------------------------------------------------------------------------------------------- stop and end
@@ -403,7 +401,7 @@ class NodeMachine:
         attempt.set_phase(AttemptPhase.WAITING)
         seen = self._preemption_seen or output.preemption_seen
         report = (attempt.number, attempt.stopped_count, now.wall, attempt.launcher_failure, seen, output.tails)
-        self._do(do.Send(messages.AttemptReport(*report)))
+        self._send(messages.AttemptReport(*report))
 
     def _end_job(self) -> None:
         assert self.result is not None
@@ -424,13 +422,13 @@ class NodeMachine:
         self._do(do.Emit(events.SignalReceived(number)))
         if number == self._preempt_signal and not (reason or (self._notice_sent and number in STOP_SIGNALS)):
             self._notice_sent = True
-            return self._do(do.Send(messages.PreemptionNotice(number)))
+            return self._send(messages.PreemptionNotice(number))
         # A second SIGTERM does not shorten the grace: Slurm sends it when the grace of a preempted job begins and ends.
         again = self._interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         first, self._interrupted = not self._interrupted, True
         request = messages.StopRequested(number, again, reason)
         self._stop_before_order(request, first, now)
-        self._do(do.Send(request))
+        self._send(request)
 
     def _stop_before_order(self, request: messages.StopRequested, first: bool, now: Now) -> None:
         """Begin to stop the ranks before node 0 orders it, which may be out of reach."""
@@ -470,7 +468,7 @@ class NodeMachine:
             case DrainLate():
                 self._collect_output()
             case ForwardRequestDue(number=number):
-                self._do(do.Send(messages.ForwardSignal(number, self._group_signals.was_seen(number, now.mono))))
+                self._send(messages.ForwardSignal(number, self._group_signals.was_seen(number, now.mono)))
             case ForwardDue(number=number):
                 if not self._group_signals.consume(number, now.mono):
                     self._do(do.SignalRanks(number))

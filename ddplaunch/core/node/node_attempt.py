@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from ddplaunch.core.deadlines import Deadlines
+from ddplaunch.core.deadlines import Deadline, Deadlines
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import LauncherFailure
 from ddplaunch.system.plan.rank_layout import Rank
@@ -46,10 +46,6 @@ class LiveRank(Struct):
 
     pid: int
     stop_requested: bool = False
-
-
-class Deadline(Struct, frozen=True):
-    """What the machine does when a moment has come."""
 
 
 class GraceOver(Deadline, frozen=True):

@@ -5,16 +5,16 @@ Those of the first part come from the zygote by its client, which other parts of
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.messages import Message
+from ddplaunch.core.machine import DeadlineDue as DeadlineDue
+from ddplaunch.core.machine import MachineEvent
+from ddplaunch.core.machine import MessageReceived as MessageReceived
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.processes.proc_utils import Usage
 
 
-class NodeEvent(Struct, frozen=True):
-    """Something has happened."""
+class NodeEvent(MachineEvent, frozen=True):
+    """Something has happened on this node."""
 
 
 # ------------------------------------------------------------------------------------------------------ from the zygote
@@ -86,12 +86,6 @@ class ZygoteLost(NodeEvent, frozen=True):
 # ------------------------------------------------------------------------------------------- from the rest of the node
 
 
-class MessageReceived(NodeEvent, frozen=True):
-    """Node 0 has sent a control message."""
-
-    message: Message
-
-
 class SignalArrived(NodeEvent, frozen=True):
     """The launcher got one of ``STOP_SIGNALS``; ``from_terminal``: its stderr is a terminal."""
 
@@ -114,10 +108,6 @@ class StopCommanded(NodeEvent, frozen=True):
 
 class OutputDrained(NodeEvent, frozen=True):
     """No rank can print any more, and what they printed is read."""
-
-
-class DeadlineDue(NodeEvent, frozen=True):
-    """The moment of ``NodeMachine.wake_at`` has come."""
 
 
 # ------------------------------------------------------------------------------------------------ replies to commands

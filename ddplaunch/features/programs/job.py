@@ -45,17 +45,17 @@ class ProgramsJob(JobSide):
         return HoldPorts(attempt, None)
 
     def on_message(self, node: int, message: FromNode) -> None:
-        nodes = self._context.nodes
+        context = self._context
         match message:
             case PortsHeld(attempt=self._attempt, addresses=addresses) if node == 0:
                 self._addresses = addresses
-                nodes.broadcast(StartPrograms(self._attempt, addresses))
+                context.send_to_all(StartPrograms(self._attempt, addresses))
             case PortsHeld(attempt=self._attempt) if self._addresses is not None:  # it may have joined later
-                nodes.send(node, StartPrograms(self._attempt, self._addresses))
-                nodes.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
+                context.send(node, StartPrograms(self._attempt, self._addresses))
+                context.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
             case ProgramIsReady(attempt=self._attempt, name=name):
                 self._ready.append(name)
-                nodes.broadcast(ReadyPrograms(self._attempt, (*self._ready,)))
+                context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
             case RanksFinished():
                 self._finished.add(node)
             case ProgramFailed(attempt=self._attempt, code=code, reason=reason, tail=tail) if not self._is_done:

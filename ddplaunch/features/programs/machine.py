@@ -134,7 +134,7 @@ class ProgramsMachine:
                 self._on_swept(life, stuck, now)
             case ev.GuardLost(life=life):
                 self._on_guard_lost(life, now)
-            case ev.Woken():
+            case ev.DeadlineDue():
                 while (due := self._deadlines.pop_due(now.mono)) is not None:
                     self._on_deadline(*due, now)
 

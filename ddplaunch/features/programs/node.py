@@ -124,7 +124,7 @@ class ProgramRunner(NodeSide):
         self._preempt_signal = context.config.zygote.preempt_signal
         self._has_begun = self._was_preempted = self._finishing = False
         self._last_signal: int = signal.SIGTERM
-        self._timer = WakeTimer(self._loop, lambda: self._post(ev.Woken()))
+        self._timer = WakeTimer(self._loop, lambda: self._post(ev.DeadlineDue()))
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.core.job.job_events import Woken as Woken
+from ddplaunch.core.machine import DeadlineDue as DeadlineDue
 from ddplaunch.features.programs.program_commands import Life
 
 
@@ -78,4 +78,4 @@ class GuardLost(ProgramEvent, frozen=True):
     life: Life
 
 
-Event = ProgramEvent | Woken
+Event = ProgramEvent | DeadlineDue

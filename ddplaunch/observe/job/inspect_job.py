@@ -58,7 +58,7 @@ class InspectJob(JobSide):
 
     def on_job_end(self, result: JobResult) -> None:
         for sentence in self._slow_ranks.describe() if result.code == 0 else ():
-            self._context.nodes.send(0, NoteMessage(sentence))
+            self._context.send(0, NoteMessage(sentence))
 
     def on_deadline(self, name: str) -> None:
         if name == STRAGGLER_CHECK:
@@ -94,7 +94,7 @@ class InspectJob(JobSide):
         self._crash = self._context.now.mono, inspection
         for node, rank in self._crashed:
             if node in self._context.nodes:
-                self._context.nodes.send(node, CrashInspected(attempt, rank, describe_crash(inspection, rank)))
+                self._context.send(node, CrashInspected(attempt, rank, describe_crash(inspection, rank)))
         self._crashed.clear()
 
     def _stop_attempt(self, expired: StopCause, inspection: Inspection) -> None:
@@ -121,7 +121,7 @@ class InspectJob(JobSide):
     def _store(self, inspection: Inspection) -> None:
         """Record what the ranks were doing before they were stopped; node 0 gets it for its observers."""
         self._inspection = inspection
-        self._context.nodes.send(0, RanksInspected(inspection))
+        self._context.send(0, RanksInspected(inspection))
 
     # ------------------------------------------------------------------------------------------------ what it explains
 

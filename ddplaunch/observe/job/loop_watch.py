@@ -6,6 +6,7 @@ from functools import partial
 
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.feature import JobContext
+from ddplaunch.core.messages import NoteMessage
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
 from ddplaunch.observe.diagnosis.loops import (
     MIN_SIGHTINGS,
@@ -88,5 +89,5 @@ class LoopWatch:
         watched.was_reported = True
         self._report_after_s[watched.place] = _REPEAT_FACTOR * seconds
         hosts = format_hosts(self._context, inspection, [number])
-        closer = f"for details: ddplaunch stacks {self._context.run_id}"
-        self._context.nodes.broadcast_note(f"{describe_loop(watched.busy, watched.place, seconds)}{hosts}; {closer}")
+        text = f"{describe_loop(watched.busy, watched.place, seconds)}{hosts}"
+        self._context.send_to_all(NoteMessage(f"{text}; for details: ddplaunch stacks {self._context.run_id}"))

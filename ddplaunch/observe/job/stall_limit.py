@@ -133,4 +133,4 @@ class StallLimit:
             self._send_stalled(stall, "")
 
     def _send_stalled(self, stall: Stall, text: str) -> None:
-        self._limits.report_stall(self._context.now.wall - stall.seconds, text)
+        self._context.report_stall(self._context.now.wall - stall.seconds, text)

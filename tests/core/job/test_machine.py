@@ -17,22 +17,20 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
 from ddplaunch.core.job import job_attempt
+from ddplaunch.core.job.attempt_machine import EARLY_REPORT_DELAY_S
+from ddplaunch.core.job.commands import Accept, Disconnect, Refuse, Send
 from ddplaunch.core.job.job_events import (
-    Accept,
     ClockMeasured,
     ConnectionLost,
-    Disconnect,
-    Event,
+    DeadlineDue,
     HelloReceived,
     MessageReceived,
-    Refuse,
-    Send,
     Start,
-    Woken,
 )
 from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
-from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
+from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job.node_checks import CHECK_TIMEOUT_S, SLOW_NODE_NOTICE_S
+from ddplaunch.core.machine import MachineEvent
 from ddplaunch.core.messages import Message, NodeHello
 from ddplaunch.core.options import Elastic, Stopping
 from ddplaunch.features.check.messages import CheckNode
@@ -64,7 +62,7 @@ class Job:
         self.machine = JobMachine(self.rules, hello, "id", features)
         self.on(Start())
 
-    def on(self, event: Event) -> None:
+    def on(self, event: MachineEvent) -> None:
         """Let an event happen now."""
         for command in self.machine.on(event, Now(self.now, time.time())):
             match command:
@@ -88,7 +86,7 @@ class Job:
         end = self.now + seconds
         while (at := self.machine.wake_at()) is not None and at <= end:
             self.now = max(self.now, at)
-            self.on(Woken())
+            self.on(DeadlineDue())
         self.now = end
 
     def join(self, *numbers: int) -> None:

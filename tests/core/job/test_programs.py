@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.core.messages import CheckRequest, FeatureMessage
@@ -99,7 +101,7 @@ def test_a_rank_that_lost_its_server_waits_for_the_end_of_that(is_late: bool) ->
     story.at(9.1, failed(0, 1, at=9.1, message="refused"))
     story.at(9.2, reported(0))
     if is_late:
-        story.at(10, ev.Woken(), "0: end, 1")
+        story.at(10, ev.DeadlineDue(), "0: end, 1")
     else:
         text = "vllm is gone (exit code 7)\n  | why\n  meanwhile: rank 0 failed with refused (exit code 1)"
         story.at(9.9, HAPPENED, "0: note: vllm is gone: stopping the ranks", f"0: end, 7: {text}")
@@ -141,7 +143,7 @@ def test_the_timeout_ends_a_job_of_which_only_a_main_program_is_left() -> None:
     story.at(9, (0, messages.RanksFinished(0)))
     story.at(9.1, reported(0))
     note = "0: note: --timeout (1m00s) expired: stopping the ranks"
-    story.at(60, ev.Woken(), note, "0: end, 124: --timeout (1m00s) expired")
+    story.at(60, ev.DeadlineDue(), note, "0: end, 124: --timeout (1m00s) expired")
 
 
 def test_a_failed_program_uses_a_restart_and_its_end_meanwhile_none() -> None:
@@ -149,7 +151,7 @@ def test_a_failed_program_uses_a_restart_and_its_end_meanwhile_none() -> None:
     story.at(9, HAPPENED, "0: note: vllm is gone: stopping the ranks", "0: stop, SIGTERM, 30 s")
     story.at(9.5, reported(0), "0: attempt 1 follows in 5 s")
     story.at(12, HAPPENED)
-    story.at(14.5, ev.Woken(), "0: Prepare")
+    story.at(14.5, ev.DeadlineDue(), "0: Prepare")
     side.then = lambda: side.fail(9)
     story.at(16, (0, messages.CheckPassed(1)), "0: start attempt 1")
     story.at(20, HAPPENED, "0: note: vllm is gone: stopping the ranks", "0: stop, SIGTERM, 30 s")
@@ -162,7 +164,7 @@ def test_a_side_that_raises_holds_the_job_no_longer() -> None:
     story.at(9, (0, messages.RanksFinished(0)))
     story.at(9.1, reported(0))
     side.then = lambda: 1 / 0
-    commands = story.machine.on(ev.MessageReceived(*HAPPENED), story.job.machine._turn.now)
-    assert isinstance(commands[-1], ev.Send)
+    commands = story.machine.on(ev.MessageReceived(*HAPPENED), Now(101.0, 0.0))
+    assert isinstance(commands[-1], do.Send)
     assert isinstance(commands[-1].message, messages.EndJob)
     assert commands[-1].message.outcome.code == 0

@@ -23,10 +23,12 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
 from ddplaunch.core.feature_registry import load_features
+from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.job_attempt import JobPhase, StopCause
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.machine import Command, MachineEvent
 from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
 from ddplaunch.core.options import Stopping
 from ddplaunch.features.check.messages import CheckNode
@@ -117,7 +119,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
-        self.now, self.events = 0.0, list[tuple[float, ev.Event | ev.Command]]()
+        self.now, self.events = 0.0, list[tuple[float, MachineEvent | Command]]()
         self.nodes: dict[int, Node] = {}  # that are connected
         self.orders = Counter[tuple[Node, str]]()
         self.config = self._make_config()
@@ -164,28 +166,27 @@ class History:
     @property
     def story(self) -> str:
         """All events, and below each the commands that followed."""
-        commands = (ev.Accept, ev.Refuse, ev.Send, ev.Disconnect)
         return "\n".join(
-            f"{moment:8.2f}  {'    ' * isinstance(each, commands)}{each}"[:300] for moment, each in self.events
+            f"{moment:8.2f}  {'    ' * isinstance(each, Command)}{each}"[:300] for moment, each in self.events
         )
 
-    def do(self, event: ev.Event) -> None:
+    def do(self, event: MachineEvent) -> None:
         """Let an event happen, and what follows from it."""
         self.events.append((self.now, event))
         ended = self.machine.phase is JobPhase.ENDED
         commands = self.machine.on(event, Now(self.now, WALL + self.now))
-        assert all(isinstance(each, ev.Refuse) for each in commands) or not ended, "after the end"
+        assert all(isinstance(each, do.Refuse) for each in commands) or not ended, "after the end"
         for command in commands:
             self.events.append((self.now, command))
             match command:
-                case ev.Send(number, message):
+                case do.Send(number, message):
                     self._deliver(self.nodes[number], message)
-                case ev.Disconnect(number):
+                case do.Disconnect(number):
                     del self.nodes[number]
-                case ev.Accept(_, hello):
+                case do.Accept(_, hello):
                     number = hello.node_spec.node_rank
                     self.nodes[number] = Node(hello)
-        starts = [each.message for each in commands if isinstance(each, ev.Send) and isinstance(each.message, START)]
+        starts = [each.message for each in commands if isinstance(each, do.Send) and isinstance(each.message, START)]
         if starts:
             assert self.config.min_nodes <= len(starts) <= self.config.max_active_nodes
             places = [each.assignment.first_rank for each in starts if each.assignment]
@@ -299,7 +300,7 @@ class History:
         end = self.now + seconds
         while (at := self.machine.wake_at()) is not None and at <= end:
             self.now = max(self.now, at)
-            self.do(ev.Woken())
+            self.do(ev.DeadlineDue())
         self.now = end
 
     def _actions(self, node: Node) -> list[tuple[float, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.job_attempt import StopCause
 from tests.conftest import write_program
 from tests.core.job.test_machine import Job, joined
@@ -166,7 +167,7 @@ def test_transient_failures_are_restarted(fields):
 def test_on_stall_restart_is_a_restart_with_restart_on_transient():
     job = Job(min_nodes=1, max_restarts=1, restart_on="transient")
     cut = StopCause("the job has stalled", None, may_restart=True)
-    job.machine._on_stop_cause(cut)
+    job.machine._on_stop_cause(cut, Now(0.0, 0.0))
     job.drain(0, job.fail(0, 0))
     (again,) = job.take(messages.Restarting)
     assert isinstance(again, messages.Restarting)

@@ -13,9 +13,11 @@ from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
 from ddplaunch.core.agent.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.clock_offset import ClockOffset
-from ddplaunch.core.deadlines import Now
+from ddplaunch.core.deadlines import Deadline, Deadlines, Now
+from ddplaunch.core.job.job_deadlines import RequestLate
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
+from ddplaunch.core.machine import Command, Send
 from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.observe.diagnosis.inspection import Detail
@@ -55,12 +57,12 @@ class Nodes:
 
     def __init__(self) -> None:
         self.table = NodeTable(make_job_config(min_nodes=3, max_nodes=3))
-        self.turn = self.table.turn
+        self.now, self.deadlines, self.commands = Now(0.0, 0.0), Deadlines[Deadline](), list[Command]()
         for number in range(3):
             hello = Job().hello(number)
             ranks, offset = range(2 * number, 2 * number + 2), ClockOffset(3600.0 * number, 0.0)
             self.table[number] = JoinedNode(number, hello, NodePhase.RUNNING, ranks, clock_offset=offset)
-        self.rpc = Rpc(self.table, {each.name: each for each in (Merged(), InParts())})
+        self.rpc = Rpc(self.table, self.deadlines, {each.name: each for each in (Merged(), InParts())})
         self.done: list[Any] = []
 
     def deliver(self) -> None:
@@ -68,27 +70,28 @@ class Nodes:
             pass
 
     def gather(self, timeout_s: float | None = None) -> None:
-        self.rpc.gather("merged", "what", self.done.append, timeout_s)
+        self.commands += self.rpc.gather("merged", "what", self.done.append, self.now, timeout_s)
 
     def request(self, node: int, kind: str, timeout_s: float = 60.0, serial: int = 7) -> None:
-        self.rpc.on_message(node, RpcRequest(serial, kind, timeout_s, "what"))
+        self.commands += self.rpc.on_message(node, RpcRequest(serial, kind, timeout_s, "what"), self.now)
 
     def reply(self, node: int, payload: Any, *, serial: int = 1, kind: str = "merged", is_last: bool = True) -> None:
-        self.rpc.on_message(node, RpcReply(serial, kind, payload, is_last))
+        self.commands += self.rpc.on_message(node, RpcReply(serial, kind, payload, is_last), self.now)
         self.deliver()
 
     def lose(self, node: int) -> None:
         del self.table[node]
-        self.rpc.on_node_lost(node)
+        self.commands += self.rpc.on_node_lost(node, self.now)
 
     def wait(self, seconds: float) -> None:
-        self.turn.now = Now(self.turn.now.mono + seconds, 0.0)
-        while (name := self.turn.deadlines.pop_due(self.turn.now.mono)) is not None:
-            self.rpc.on_deadline(name)
+        self.now = Now(self.now.mono + seconds, 0.0)
+        while isinstance(late := self.deadlines.pop_due(self.now.mono), RequestLate):
+            self.commands += self.rpc.on_deadline(late, self.now)
         self.deliver()
 
     def take(self) -> list[tuple[int, Any]]:
-        return [tuple(each) for each in self.turn.take_commands()]
+        commands, self.commands = self.commands, []
+        return [(each.node_rank, each.message) for each in commands if isinstance(each, Send)]
 
 
 @pytest.fixture

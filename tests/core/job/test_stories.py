@@ -12,8 +12,10 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.machine import JobMachine
+from ddplaunch.core.machine import Command, MachineEvent
 from tests.core.job.test_machine import Job
 
 WALL = 1e9
@@ -51,30 +53,30 @@ class Story:
         self.nodes |= {*numbers}
         return self
 
-    def at(self, seconds: float, event: ev.Event | messages.FromNode | tuple[int, Any], *expected: str) -> None:
+    def at(self, seconds: float, event: MachineEvent | messages.FromNode | tuple[int, Any], *expected: str) -> None:
         """``event``, or a node's number and its message, happens at this time, and nothing is due before."""
         due = self.machine.wake_at()
         assert due is None or due >= seconds, f"a deadline is due at {due}"
         moment = Now(seconds, WALL + seconds)
-        if not isinstance(event, ev.HelloReceived | ev.ConnectionLost | ev.Woken):
+        if not isinstance(event, ev.HelloReceived | ev.ConnectionLost | ev.DeadlineDue):
             event = ev.MessageReceived(*event)  # type: ignore[misc]
         if isinstance(event, ev.ConnectionLost):
             self.nodes.discard(event.node_rank)
         assert self._describe_all(self.machine.on(event, moment)) == list(expected)
 
-    def _describe_all(self, commands: list[ev.Command]) -> list[str]:
+    def _describe_all(self, commands: list[Command]) -> list[str]:
         """The commands in a few words; what goes to all nodes is one line."""
         receivers: dict[str, list[int]] = {}
         for command in commands:
             match command:
-                case ev.Send(number, message):
+                case do.Send(number, message):
                     receivers.setdefault(describe(message), []).append(number)
-                case ev.Accept(_, hello):
+                case do.Accept(_, hello):
                     self.nodes.add(hello.node_spec.node_rank)
                     receivers["accept"] = [hello.node_spec.node_rank]
-                case ev.Refuse(_, refusal):
+                case do.Refuse(_, refusal):
                     receivers[f"refuse: {refusal.message}"] = []
-                case ev.Disconnect(number):
+                case do.Disconnect(number):
                     receivers["disconnect"] = [number]
         everyone = sorted(self.nodes) if len(self.nodes) > 1 else []
         return [
@@ -106,7 +108,7 @@ def test_a_job_of_two_nodes_succeeds() -> None:
     story.at(1, (1, messages.RanksStarted(0)))
     story.at(60, (1, messages.RanksFinished(0)))
     story.at(60.1, reported(1))
-    story.at(61, ev.Woken(), "1: note: the ranks of this node are done; waiting for node 0 (n0)")
+    story.at(61, ev.DeadlineDue(), "1: note: the ranks of this node are done; waiting for node 0 (n0)")
     story.at(65, (0, messages.RanksFinished(0)))
     story.at(65.1, reported(0), "all: end, 0")
 
@@ -119,7 +121,7 @@ def test_several_ranks_fail_at_once() -> None:
     story.at(10, failed(0, 0, at=9.5, sent=10, exit_code=4))
     story.at(
         10.6,
-        ev.Woken(),
+        ev.DeadlineDue(),
         "all: note: rank 0 exited with code 4 (on n0)\n"
         "waiting up to 5 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
     )
@@ -140,10 +142,10 @@ def test_a_crash_loop_is_given_up() -> None:
     story = Story(max_restarts=9, restart_backoff=2.0, min_uptime=5.0)
     story.at(1, failed(0, 0), "0: stop, SIGTERM, 30 s")
     story.at(1, reported(0), "0: attempt 1 follows in 2 s")
-    story.at(3, ev.Woken(), "0: start attempt 1")
+    story.at(3, ev.DeadlineDue(), "0: start attempt 1")
     story.at(4, failed(0, 1, 1), "0: stop, SIGTERM, 30 s")
     story.at(4, reported(0, 1), "0: attempt 2 follows in 4 s")
-    story.at(8, ev.Woken(), "0: start attempt 2")
+    story.at(8, ev.DeadlineDue(), "0: start attempt 2")
     story.at(9, failed(0, 0, 2), "0: stop, SIGTERM, 30 s")
     short = "giving up: 3 attempts in a row lasted less than 5 s (--min-uptime)"
     story.at(9, reported(0, 2), f"0: end, 1: {short}")
@@ -154,7 +156,7 @@ def test_a_message_of_an_earlier_attempt_changes_nothing() -> None:
     story.at(10, failed(0, 0), "all: stop, SIGTERM, 30 s")
     story.at(10, reported(0))
     story.at(10, reported(1), "all: attempt 1 follows in 0 s")
-    story.at(10, ev.Woken(), "all: start attempt 1")
+    story.at(10, ev.DeadlineDue(), "all: start attempt 1")
     for late in (failed(1, 2), reported(1), (1, messages.RanksFinished(0)), (1, messages.HoldChanged(0, True))):
         story.at(10.1, late)
 
@@ -186,11 +188,11 @@ def test_an_elastic_job_loses_a_node_and_grows_again() -> None:
         "0: stop, SIGTERM, 30 s",
     )
     story.at(11, reported(0), "0: note: going on with 1 node: node 0 (n0)")
-    story.at(11, ev.Woken(), "0: start attempt 1")
+    story.at(11, ev.DeadlineDue(), "0: start attempt 1")
     joined = "all: note: node 1 (n1) has joined: stopping the ranks, to start again with it"
     story.at(20, ev.HelloReceived(5, story.job.hello(1)), "1: accept", joined, "0: stop, SIGTERM, 30 s")
     story.at(21, reported(0, 1), "all: note: going on with 2 nodes: node 0 (n0), node 1 (n1)")
-    story.at(21, ev.Woken(), "all: start attempt 2")
+    story.at(21, ev.DeadlineDue(), "all: start attempt 2")
 
 
 AGAIN = "preempted by SIGUSR2: the same command may be run again (exit code 75)"
@@ -211,13 +213,13 @@ def test_a_suspension_of_node_0_adds_one_step_to_the_wait_for_a_report() -> None
     story = Story(min_nodes=2, grace=5.0).joined(1)
     story.at(0, signalled(0, signal.SIGTERM), "1: note: SIGTERM on node 0 (n0)", "all: stop, SIGTERM, 5 s")
     story.at(1, reported(0))
-    story.at(5, ev.Woken())
-    story.machine.on(ev.Woken(), Now(1000, WALL + 1000))
+    story.at(5, ev.DeadlineDue())
+    story.machine.on(ev.DeadlineDue(), Now(1000, WALL + 1000))
     for seconds in range(1005, 1025, 5):
-        story.at(seconds, ev.Woken())
+        story.at(seconds, ev.DeadlineDue())
     why = "node 1 (n1) was lost: it did not report the end of its ranks within 35 s"
     story.nodes.discard(1)
-    story.at(1025, ev.Woken(), "1: disconnect", "0: NodeLost", f"0: note: {why}", "0: end, 143")
+    story.at(1025, ev.DeadlineDue(), "1: disconnect", "0: NodeLost", f"0: note: {why}", "0: end, 143")
 
 
 class Raising(Feature, JobSide):
@@ -234,8 +236,8 @@ class Raising(Feature, JobSide):
 def test_a_feature_that_raises_costs_one_note() -> None:
     story = Story(features=(("raising", Raising()),))
     assert story.machine.wake_at() == 5.0
-    (note,) = story.machine.on(ev.Woken(), Now(5.0, WALL))
-    assert isinstance(note, ev.Send)
+    (note,) = story.machine.on(ev.DeadlineDue(), Now(5.0, WALL))
+    assert isinstance(note, do.Send)
     assert describe(note.message).startswith("note: bug in ddplaunch: the feature raising failed and is left out")
     story.at(9, (0, messages.RanksFinished(0)))
     story.at(9, reported(0), "0: end, 0")

@@ -13,6 +13,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import JobEnded
 from ddplaunch.core.failures import JobResult
+from ddplaunch.core.machine import MachineEvent
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.machine import NodeMachine
@@ -62,12 +63,12 @@ class World:
         self.recorded = recorded or {}
         self.failing, self.unsent = {*failing}, {*unsent}
 
-    def on(self, event: ev.NodeEvent) -> list[do.Command]:
+    def on(self, event: MachineEvent) -> list[do.Command]:
         """Give the machine an event, and what follows from it in the same turn; return all its commands."""
         if isinstance(event, ev.ZygoteStarted | ev.ZygoteLost):
             self.zygote_ready = isinstance(event, ev.ZygoteStarted)
         done: list[do.Command] = []
-        replies, inbox = deque([event]), deque[ev.NodeEvent]()
+        replies, inbox = deque([event]), deque[MachineEvent]()
         while waiting := replies or inbox:
             for command in self.machine.on(waiting.popleft(), Now(self.now, WALL + self.now)):
                 done.append(command)
@@ -88,7 +89,7 @@ class World:
         self.now = max(self.now, moment)
         return done
 
-    def _reply(self, command: do.Command) -> ev.NodeEvent | None:
+    def _reply(self, command: do.Command) -> MachineEvent | None:
         match command:
             case do.PrepareAttempt():
                 return ev.AttemptPrepared(self.ranks, self.zygote_ready)
@@ -176,11 +177,11 @@ class Step(Struct, frozen=True):
     """What happens at a moment (None: nothing; time passes), and the commands expected until then and from it."""
 
     at: float
-    event: ev.NodeEvent | None
+    event: MachineEvent | None
     expected: tuple[str, ...]
 
 
-def step(at: float, event: ev.NodeEvent | None, *expected: str) -> Step:
+def step(at: float, event: MachineEvent | None, *expected: str) -> Step:
     return Step(at, event, expected)
 
 
@@ -213,19 +214,19 @@ def pid_of(rank: int, attempt: int = 0) -> int:
 
 
 def start(attempt: int = 0) -> ev.MessageReceived:
-    return ev.MessageReceived(messages.StartAttempt(attempt, "id"))
+    return ev.MessageReceived(0, messages.StartAttempt(attempt, "id"))
 
 
 def stop(number: int = 15, grace_s: float = 30.0, attempt: int = 0) -> ev.MessageReceived:
-    return ev.MessageReceived(messages.StopAttempt(attempt, number, grace_s))
+    return ev.MessageReceived(0, messages.StopAttempt(attempt, number, grace_s))
 
 
 def end(code: int = 0) -> ev.MessageReceived:
-    return ev.MessageReceived(messages.EndJob(JobResult(code)))
+    return ev.MessageReceived(0, messages.EndJob(JobResult(code)))
 
 
 def preempt(attempt: int = 0) -> ev.MessageReceived:
-    return ev.MessageReceived(messages.PreemptRanks(attempt))
+    return ev.MessageReceived(0, messages.PreemptRanks(attempt))
 
 
 def is_over(world: World) -> bool:

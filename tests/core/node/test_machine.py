@@ -302,7 +302,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(6.1, None, "send forward request SIGUSR2"),
-        step(7, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(7, ev.MessageReceived(0, messages.ForwardSignal(SIGUSR2))),
         step(7, None, "forward SIGUSR2 to handlers"),
     ),
     "a signal that the ranks have got too is not forwarded, the next one is": (
@@ -310,16 +310,16 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(5.1, ev.ZygoteSignalled(SIGUSR2)),
         step(6.1, None, "send forward request SIGUSR2 sent to group"),
-        step(6.2, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
-        step(9, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(6.2, ev.MessageReceived(0, messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(9, ev.MessageReceived(0, messages.ForwardSignal(SIGUSR2))),
         step(9, None, "forward SIGUSR2 to handlers"),
     ),
     "a signal that this node's ranks get a little later than those of the others is not forwarded": (
         *BEGIN,
-        step(5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(5, ev.MessageReceived(0, messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
         step(5.2, ev.ZygoteSignalled(SIGUSR2)),
         step(9, None),
-        step(9, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(9, ev.MessageReceived(0, messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
         step(20, None, "forward SIGUSR2 to handlers"),
     ),
     "Ctrl-\\ inspects, a second press stops": (
@@ -359,10 +359,10 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(6, SIGNAL(SIGINT), "exit now with 0"),
     ),
     "waiting for node 0": (
-        step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
-        step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
-        step(1, ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))), "job: 1/2 nodes joined, waiting for node 1"),
-        step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
+        step(0, ev.MessageReceived(0, messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
+        step(1, ev.MessageReceived(0, messages.JoinAccepted("id", 15.0)), "OpenLog"),
+        step(1, ev.MessageReceived(0, messages.JoinStatus(1, 2, 2, (1,))), "job: 1/2 nodes joined, waiting for node 1"),
+        step(2, ev.MessageReceived(0, messages.CoordinatorLost()), "ReportJob"),
         step(2, end(69), "end with 69"),
     ),
 }
@@ -383,7 +383,7 @@ PREEMPTED = (
 OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
     "a log that cannot be opened ends the job without ranks": (
         {"log_fails": True},
-        step(0, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog", "send start error: no space left"),
+        step(0, ev.MessageReceived(0, messages.JoinAccepted("id", 15.0)), "OpenLog", "send start error: no space left"),
         step(1, start(), "send report 0: 0 stopped"),  # else the node waits for its end if node 0 is lost now
         step(2, end(2), "end with 2"),
     ),
@@ -605,7 +605,7 @@ def test_a_stop_while_ranks_start():
 def test_observers_see_each_event_once_and_in_order():
     world = World()
     done = []
-    note = ev.MessageReceived(messages.NoteMessage("slow"))
+    note = ev.MessageReceived(0, messages.NoteMessage("slow"))
     begin = (note, start(), started(), spawned(0), ev.SpawnFailed(1, 11, "too many processes"), SIGNAL(SIGTERM))
     for event in (*begin, ev.ProcessExited(0, 100, 3, (1 << 30, 2.0, 0.5)), ev.ProcessesSwept(), end()):
         done += world.on(event)

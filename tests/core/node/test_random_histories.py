@@ -15,6 +15,7 @@ import pytest
 from ddplaunch.core import messages
 from ddplaunch.core.events import JobEnded
 from ddplaunch.core.failures import JobResult
+from ddplaunch.core.machine import MachineEvent
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.node_attempt import RUNNING_PHASES, AttemptPhase
@@ -56,7 +57,7 @@ class RandomNode:
 
     def play(self) -> None:
         """Play to the end; assert what must hold at each step and at the end."""
-        self.give(ev.MessageReceived(messages.JoinAccepted("id", 15.0)))
+        self.give(ev.MessageReceived(0, messages.JoinAccepted("id", 15.0)))
         for step in range(MAX_STEPS):
             if is_over(self.world):
                 break
@@ -80,7 +81,7 @@ class RandomNode:
         rare = [self.signal_launcher, self.lose_zygote, self.close_output, self.old_message, self.end_store]
         return always * 6 + rare
 
-    def give(self, event: ev.NodeEvent) -> None:
+    def give(self, event: MachineEvent) -> None:
         for command in self.world.on(event):
             self.execute(command)
         attempt = self.world.machine.attempt
@@ -162,26 +163,26 @@ class RandomNode:
             self.attempt += 1
             self.codes.clear()
             self.killed.clear()
-            self.give(ev.MessageReceived(messages.StartAttempt(self.attempt, "id")))
+            self.give(ev.MessageReceived(0, messages.StartAttempt(self.attempt, "id")))
         elif reported or (sent and self.random.random() < 0.05):
             self.end_job()
         elif any(isinstance(each, messages.FailureReported | messages.StopRequested) for each in sent):
             number = self.random.choice((signal.SIGTERM, signal.SIGINT))
             grace_s = self.random.choice((0.0, 1.0, 30.0))
-            self.give(ev.MessageReceived(messages.StopAttempt(self.attempt, number, grace_s)))
+            self.give(ev.MessageReceived(0, messages.StopAttempt(self.attempt, number, grace_s)))
         elif any(isinstance(each, messages.PreemptionNotice) for each in sent):
-            self.give(ev.MessageReceived(messages.PreemptRanks(self.attempt)))
+            self.give(ev.MessageReceived(0, messages.PreemptRanks(self.attempt)))
         elif any(isinstance(each, messages.ForwardSignal) for each in sent):
-            self.give(ev.MessageReceived(messages.ForwardSignal(signal.SIGUSR2, self.random.random() < 0.5)))
+            self.give(ev.MessageReceived(0, messages.ForwardSignal(signal.SIGUSR2, self.random.random() < 0.5)))
 
     def end_job(self) -> None:
         if not self.is_ended_by_node_zero:
             self.is_ended_by_node_zero = True
-            self.give(ev.MessageReceived(messages.EndJob(JobResult(1))))
+            self.give(ev.MessageReceived(0, messages.EndJob(JobResult(1))))
 
     def old_message(self) -> None:
         if self.attempt > 0:
-            self.give(ev.MessageReceived(messages.StopAttempt(self.attempt - 1, signal.SIGTERM, 0.0)))
+            self.give(ev.MessageReceived(0, messages.StopAttempt(self.attempt - 1, signal.SIGTERM, 0.0)))
 
     # ----------------------------------------------------------------------------------------------------- commands
 

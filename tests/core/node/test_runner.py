@@ -123,4 +123,4 @@ def test_a_node_gets_its_rank_when_it_joins():
     runner = make_runner({}, handled, _plan=plan(ranks=1), sides=SimpleNamespace(on_message=received.append))
     joined = messages.JoinAccepted("theirs", 15.0, node_rank=3)
     runner._on_message(joined)
-    assert (runner._plan.node_rank, handled, received) == (3, [ev.MessageReceived(joined)], [joined])
+    assert (runner._plan.node_rank, handled, received) == (3, [ev.MessageReceived(0, joined)], [joined])

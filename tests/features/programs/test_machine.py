@@ -115,7 +115,7 @@ def test_a_service_that_is_not_ready_in_time():
     story = started(program("vllm"))
     story.at(0, ev.ProgramSpawned(0), "probe vllm", "footer: waiting for vllm (tcp)")
     assert story.machine.wake_at() == 60
-    story.at(60, ev.Woken(), "footer: ", "fail with 124: vllm was not ready within 1m00s (tcp)")
+    story.at(60, ev.DeadlineDue(), "footer: ", "fail with 124: vllm was not ready within 1m00s (tcp)")
     story.at(61, ev.ProgramExited(0, 1))
 
 
@@ -139,7 +139,7 @@ def test_ctrl_c_reaches_mains_with_the_ranks_and_services_when_mains_are_gone():
     story = running(program("vllm"), program("orch", "main", after=("vllm",), ready=""))
     story.at(5, ev.RanksStopped(signal.SIGINT), "SIGINT to orch")
     story.at(6, ev.JobFinished(signal.SIGINT))
-    story.at(35, ev.Woken(), "SIGKILL to orch", "note: orch did not end within 30 s of SIGINT, and was killed")
+    story.at(35, ev.DeadlineDue(), "SIGKILL to orch", "note: orch did not end within 30 s of SIGINT, and was killed")
     story.at(35, ev.ProgramExited(1, -9), "SIGTERM to vllm")
     story.at(36, ev.ProgramExited(0, 0), "sweep attempt in 29 s")
 
@@ -188,10 +188,10 @@ def test_a_guard_that_does_not_answer_is_killed():
     story = running(program("vllm", grace_s=2.0))
     story.at(5, ev.JobFinished(signal.SIGTERM), "SIGTERM to vllm")
     killed = ("SIGKILL to vllm", "note: vllm did not end within 2 s of SIGTERM, and was killed")
-    story.at(7, ev.Woken(), *killed)
-    story.at(12, ev.Woken(), "sweep attempt in 0 s")
+    story.at(7, ev.DeadlineDue(), *killed)
+    story.at(12, ev.DeadlineDue(), "sweep attempt in 0 s")
     assert story.machine.wake_at() == 18
-    story.at(18, ev.Woken(), "KillGuard attempt", "CloseGuard attempt", "kill the rest")
+    story.at(18, ev.DeadlineDue(), "KillGuard attempt", "CloseGuard attempt", "kill the rest")
     assert story.machine.is_over
 
 
@@ -364,7 +364,7 @@ class World:
         while (at := self.machine.wake_at()) is not None and at <= end:
             self.now = max(self.now, at)
             self.note_late_sidecars()
-            self.do(ev.Woken())
+            self.do(ev.DeadlineDue())
         self.now = end
 
     def note_late_sidecars(self):

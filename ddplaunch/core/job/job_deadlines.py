@@ -1,0 +1,66 @@
+"""What ``JobMachine`` does when a moment has come."""
+
+from __future__ import annotations
+
+from ddplaunch.core.deadlines import Deadline
+
+
+class PhaseDeadline(Deadline, frozen=True):
+    """Base class of those that the next phase of the job cancels; a stop of the ranks only cancels the wait notice."""
+
+
+class JoinTimeoutOver(PhaseDeadline, frozen=True):
+    """End the job if too few nodes have joined."""
+
+
+class JoinWindowOver(PhaseDeadline, frozen=True):
+    """Start an elastic job without the nodes that have not joined."""
+
+
+class JoinStatusDue(PhaseDeadline, frozen=True):
+    """Send all nodes which of them have joined."""
+
+
+class ChecksLate(PhaseDeadline, frozen=True):
+    """Print which nodes have not replied to a check."""
+
+
+class EarlyReportDue(PhaseDeadline, frozen=True):
+    """Print the cause of the stop, although ranks are left."""
+
+
+class CauseLate(PhaseDeadline, frozen=True):
+    """Stop the ranks: no other failure explains the rank that has only lost its connection."""
+
+
+class PreemptGraceOver(PhaseDeadline, frozen=True):
+    """Stop the ranks, which have had the time to save a checkpoint."""
+
+
+class WaitNoticeDue(PhaseDeadline, frozen=True):
+    """Print, on nodes that have finished, which nodes they wait for."""
+
+
+class ReportStepOver(PhaseDeadline, frozen=True):
+    """Count a step of the wait for the nodes' AttemptReports."""
+
+
+class RestartDue(PhaseDeadline, frozen=True):
+    """Start the next attempt."""
+
+
+class TimeoutOver(Deadline, frozen=True):
+    """Stop the job: --timeout."""
+
+
+class RequestLate(Deadline, frozen=True):
+    """Reply to a request with what the nodes have sent so far."""
+
+    serial: int
+
+
+class FeatureDeadline(Deadline, frozen=True):
+    """Call the job side of a feature, which has set this deadline."""
+
+    feature: str
+    name: str
