@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 
 EXIT_USAGE = 2
@@ -109,6 +110,14 @@ def host_name() -> str:
     return name if name.isprintable() else sanitize_line(name)
 
 
+def add_note(error: Exception, text: str) -> None:
+    """Add a text that the traceback of an exception shows below its message."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
+
+
 def format_trace(error: Exception) -> str:
     """The traceback of an exception, as Python prints it."""
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if sys.version_info < (3, 11):  # it does not print the notes
+        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    return text

@@ -1,22 +1,45 @@
 """What the machines of the core have in common: an event goes in, with its moment, and commands come out.
 
-A machine reads no clock, file, socket or process, starts no timer, and nothing calls it back. Its owner feeds events,
-executes the commands in their order, and feeds ``DeadlineDue`` at the moment of ``wake_at``. The rules of a machine are
-the first page of its file.
+- A machine reads no clock, file, socket or process, starts no timer, and nothing calls it back. Its owner feeds events,
+  executes the commands in their order, and feeds ``DeadlineDue`` at the moment of ``wake_at``.
+- A table drives its phase: which steps are possible in each, and where each leads. No other code sets a phase. A step
+  that the table does not have is a bug of the machine: ``InvalidStep``.
+- Whatever a machine raises carries its latest events, which the report of a bug shows. They have numbers and names of
+  types alone: a text may be secret. A ``ProtocolError`` is the fault of a peer, and has none.
+
+The rules of each machine, in plain words, are the first page of its file.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import ClassVar, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch.base.errors import add_note
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.messages import Message
+
+P = TypeVar("P", bound=Enum)
+S = TypeVar("S", bound=Enum)
+
+Transitions = Mapping[P, Mapping[S, P]]
+"""The table of a machine: in each phase, the possible steps, and the phase that each leads to."""
+
+MAX_RECENT_EVENTS = 50
+MAX_EVENT_CHARS = 300
 
 
 class MachineEvent(Struct, frozen=True):
     """Something has happened: the input of a machine. (``core/events.py`` has what observers and the logs get.)"""
+
+    is_recorded: ClassVar[bool] = True
+    """Whether the latest events of a machine, in the report of a bug, have it too."""
 
 
 class MessageReceived(MachineEvent, frozen=True):
@@ -29,6 +52,8 @@ class MessageReceived(MachineEvent, frozen=True):
 class DeadlineDue(MachineEvent, frozen=True):
     """The moment of ``Machine.wake_at`` has come."""
 
+    is_recorded = False  # the deadlines are
+
 
 class Command(Struct, frozen=True):
     """One effect: the output of a machine."""
@@ -39,6 +64,29 @@ class Send(Command, frozen=True):
 
     node_rank: int
     message: Message
+
+
+class InvalidStep(Exception):
+    """A machine was to take a step that is not possible in its phase: a bug."""
+
+
+def next_phase(table: Transitions[P, S], phase: P, step: S) -> P:
+    """Return the phase that a step leads to; InvalidStep if it is not possible now."""
+    if (following := table[phase].get(step)) is None:
+        raise InvalidStep(f"{step} in {phase}")
+    return following
+
+
+def describe_event(event: Struct) -> str:
+    """Describe an event, or what it contains: types, numbers and names of constants, no text."""
+    fields = []
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if isinstance(value, Struct):
+            fields.append(describe_event(value))
+        elif isinstance(value, bool | int | float | Enum):
+            fields.append(f"{name}={value}")
+    return f"{type(event).__name__}({', '.join(fields)})"[:MAX_EVENT_CHARS]
 
 
 class Decider:
@@ -59,13 +107,33 @@ class Decider:
 class Machine(Decider, ABC):
     """Base class of the machines."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._recent: deque[tuple[float, str]] = deque(maxlen=MAX_RECENT_EVENTS)
+
     def on(self, event: MachineEvent, now: Now) -> list[Command]:
         """Handle an event; return what to do, in this order.
 
         If it raises, the commands that precede the error are returned with the next event.
         """
-        self._handle(event, now)
+        if event.is_recorded:
+            self._record(event, now)
+        try:
+            self._handle(event, now)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            add_note(error, self._describe_recent(now))
+            raise
         return self.take_commands()
+
+    def _record(self, event: Struct, now: Now) -> None:
+        """Add an event, or a deadline that is due, to the latest ones."""
+        self._recent.append((now.mono, describe_event(event)))
+
+    def _describe_recent(self, now: Now) -> str:
+        lines = [f"  {moment - now.mono:9.3f} s  {event}" for moment, event in self._recent]
+        return "\n".join([f"the latest events of {type(self).__name__}:", *lines])
 
     @abstractmethod
     def _handle(self, event: MachineEvent, now: Now) -> None: ...

@@ -15,12 +15,13 @@ from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_deadlines as due
 from ddplaunch.core.job.job_attempt import (
-    PHASE_TRANSITIONS,
+    JOB_TRANSITIONS,
     PHASES_WITH_RANKS,
     PHASES_WITHOUT_RANKS,
     SECONDARY_FAILURE_DELAY_S,
     JobAttempt,
     JobPhase,
+    JobStep,
     StopCause,
 )
 from ddplaunch.core.job.job_sides import JobSides, NamedFeatures
@@ -28,11 +29,11 @@ from ddplaunch.core.job.joining import ReportTimeout, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.next_step import NextStep, Pause, StopReason
 from ddplaunch.core.job.node_checks import NodeChecks
-from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
+from ddplaunch.core.job.node_table import JoinedNode, NodeStep, NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.machine import Machine
+from ddplaunch.core.machine import Machine, next_phase
 from ddplaunch.core.options import Stopping
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
@@ -87,10 +88,10 @@ class AttemptMachine(Machine):
             else:
                 return
 
-    def _set_phase(self, phase: JobPhase) -> None:
-        assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
-        self.phase = phase
-        if phase is JobPhase.STOPPING:
+    def _take_step(self, step: JobStep) -> None:
+        """Go to the phase that a step leads to, and cancel the deadlines of the one before."""
+        self.phase = next_phase(JOB_TRANSITIONS, self.phase, step)
+        if self.phase is JobPhase.STOPPING:
             self._deadlines.cancel(due.WaitNoticeDue())
         else:
             self._deadlines.cancel_all(due.PhaseDeadline)
@@ -99,7 +100,7 @@ class AttemptMachine(Machine):
 
     def _launch_attempt(self, now: Now) -> None:
         """Assign the ranks to the nodes of the attempt, and send each node its StartAttempt."""
-        self._set_phase(JobPhase.RUNNING)
+        self._take_step(JobStep.START)
         active, notes = self._membership.commit_nodes()
         self._do(*notes)
         number, numbers = self._attempt.number + 1, {node.node_rank for node in active}
@@ -152,8 +153,7 @@ class AttemptMachine(Machine):
             self._deadlines.set(due.CauseLate(), now.mono + SECONDARY_FAILURE_DELAY_S)
 
     def _on_ranks_finished(self, node: JoinedNode, now: Now) -> None:
-        if node.phase is NodePhase.RUNNING:
-            node.set_phase(NodePhase.FINISHED)
+        node.take_step(NodeStep.FINISH)
         self._attempt.running_nodes.discard(node.node_rank)
         if not self._attempt.running_nodes:  # the nodes end leftover processes, then report
             self._report_timeout.begin(self._options[Stopping].grace, now)
@@ -161,7 +161,7 @@ class AttemptMachine(Machine):
             self._wait_notices.on_node_finished(self._attempt.number, now)
 
     def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport, now: Now) -> None:
-        node.set_phase(NodePhase.DRAINED)
+        node.take_step(NodeStep.REPORT)
         self._attempt.add_report(node.node_rank, message)
         self._stop.preemption_seen |= message.preemption_seen
         if node.leaving:
@@ -214,10 +214,9 @@ class AttemptMachine(Machine):
         in_time = self.phase is JobPhase.RUNNING and grace_s != 0 and not self._stop.preempted_by
         if in_time and self._asks_before_stop():
             return self._attempt.stops_after_replies.append((signal_number, grace_s))
-        if self.phase is JobPhase.RUNNING:
-            self._set_phase(JobPhase.STOPPING)
-        elif self.phase is not JobPhase.STOPPING or grace_s is None:
+        if self.phase not in PHASES_WITH_RANKS or (self.phase is JobPhase.STOPPING and grace_s is None):
             return
+        self._take_step(JobStep.STOP)
         grace_s = self._options[Stopping].grace if grace_s is None else grace_s
         stop = messages.StopAttempt(self._attempt.number, signal_number, grace_s)
         self._do(*(do.Send(node.node_rank, stop) for node in self._nodes.values() if node.has_ranks))
@@ -252,14 +251,14 @@ class AttemptMachine(Machine):
         self._pause(step, now) if isinstance(step, Pause) else self._end(step, now)
 
     def _pause(self, pause: Pause, now: Now) -> None:
-        self._set_phase(JobPhase.PAUSING)
+        self._take_step(JobStep.PAUSE)
         self._checks.previous_failure = pause.failure
         self._nodes.clear_assignments()
         self._attempt = JobAttempt(self._attempt.number)
         self._deadlines.set(due.RestartDue(), now.mono + pause.delay_s)
 
     def _end(self, outcome: JobResult, now: Now) -> None:
-        self._set_phase(JobPhase.ENDED)
+        self._take_step(JobStep.END)
         self._do(*self._limits.end(now))
         self._sides.on_job_end(outcome)
         self._do_requested()

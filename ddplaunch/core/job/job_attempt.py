@@ -18,6 +18,7 @@ from ddplaunch.core.failures import (
     limit_text,
 )
 from ddplaunch.core.job.node_table import JoinedNode
+from ddplaunch.core.machine import Transitions
 from ddplaunch.core.messages import AttemptReport
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
@@ -35,15 +36,43 @@ class JobPhase(Enum):
     ENDED = "the job has ended"
 
 
-PHASE_TRANSITIONS = {
-    JobPhase.JOINING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.CHECKING: {JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.RUNNING: {JobPhase.STOPPING, JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.STOPPING: {JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.PAUSING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.ENDED: set[JobPhase](),
+class JobStep(Enum):
+    """What the job's machine may do next."""
+
+    CHECK = "have every node check itself"
+    START = "start the ranks on all nodes"
+    STOP = "stop the ranks"
+    PAUSE = "wait for the restart, with no rank left"
+    END = "end the job"
+
+
+JOB_TRANSITIONS: Transitions[JobPhase, JobStep] = {
+    JobPhase.JOINING: {
+        JobStep.CHECK: JobPhase.CHECKING,
+        JobStep.START: JobPhase.RUNNING,
+        JobStep.END: JobPhase.ENDED,
+    },
+    JobPhase.CHECKING: {
+        JobStep.START: JobPhase.RUNNING,
+        JobStep.END: JobPhase.ENDED,
+    },
+    JobPhase.RUNNING: {
+        JobStep.STOP: JobPhase.STOPPING,
+        JobStep.PAUSE: JobPhase.PAUSING,
+        JobStep.END: JobPhase.ENDED,
+    },
+    JobPhase.STOPPING: {
+        JobStep.STOP: JobPhase.STOPPING,  # with another signal, or without grace
+        JobStep.PAUSE: JobPhase.PAUSING,
+        JobStep.END: JobPhase.ENDED,
+    },
+    JobPhase.PAUSING: {
+        JobStep.CHECK: JobPhase.CHECKING,
+        JobStep.START: JobPhase.RUNNING,
+        JobStep.END: JobPhase.ENDED,
+    },
+    JobPhase.ENDED: {},
 }
-"""Every change of phase is asserted to be one of these."""
 
 PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
 PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}

@@ -31,5 +31,7 @@ class ConnectionLost(MachineEvent, frozen=True):
 class ClockMeasured(MachineEvent, frozen=True):
     """A heartbeat has shown how far a node's clock is ahead."""
 
+    is_recorded = False  # many, of which none changes a decision
+
     node_rank: int
     offset: ClockOffset

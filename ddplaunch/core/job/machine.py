@@ -13,6 +13,7 @@ The rules, in plain words:
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
   no process is left there); IDLE nodes have no ranks. A node that does not report in time counts as lost.
 - After the last report ``NextStep`` decides: another attempt after a wait (PAUSING), or the end of the job (ENDED).
+- The steps from phase to phase: ``JOB_TRANSITIONS``; of one node, ``NODE_TRANSITIONS``.
 - A message of an earlier attempt changes nothing, and nothing changes after the end.
 - At the end every node that is there gets EndJob, and no deadline is left.
 
@@ -36,6 +37,7 @@ from ddplaunch.core.job.attempt_machine import AttemptMachine
 from ddplaunch.core.job.job_attempt import (
     PHASES_WITHOUT_RANKS,
     JobPhase,
+    JobStep,
     NodeFailure,
 )
 from ddplaunch.core.job.job_sides import NamedFeatures
@@ -67,6 +69,7 @@ class JobMachine(AttemptMachine):
         match event:
             case ev.DeadlineDue():
                 while (deadline := self._deadlines.pop_due(now.mono)) is not None:
+                    self._record(deadline, now)
                     self._on_deadline(deadline, now)
                     self._do_deferred(now)
             case ev.MessageReceived(node_rank, message):
@@ -181,7 +184,7 @@ class JobMachine(AttemptMachine):
         requests = self._sides.before_start(self._attempt.number + 1)
         self._do_requested()
         if requests:
-            self._set_phase(JobPhase.CHECKING)
+            self._take_step(JobStep.CHECK)
         self._do(*self._checks.begin(requests, now))
         if not requests:
             self._launch_attempt(now)

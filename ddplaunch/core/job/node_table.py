@@ -12,7 +12,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.machine import Command, Send
+from ddplaunch.core.machine import Command, Send, Transitions, next_phase
 from ddplaunch.core.messages import (
     AttemptReport,
     EndJob,
@@ -36,11 +36,20 @@ class NodePhase(Enum):
     DRAINED = "has sent its AttemptReport"
 
 
-NODE_PHASE_TRANSITIONS = {
-    NodePhase.IDLE: {NodePhase.RUNNING},
-    NodePhase.RUNNING: {NodePhase.FINISHED, NodePhase.DRAINED},
-    NodePhase.FINISHED: {NodePhase.DRAINED},
-    NodePhase.DRAINED: {NodePhase.IDLE},
+class NodeStep(Enum):
+    """What happens to a node."""
+
+    START = "it gets StartAttempt"
+    FINISH = "it sends RanksFinished"
+    REPORT = "it sends its AttemptReport"
+    CLEAR = "the attempt is over"
+
+
+NODE_TRANSITIONS: Transitions[NodePhase, NodeStep] = {
+    NodePhase.IDLE: {NodeStep.START: NodePhase.RUNNING, NodeStep.CLEAR: NodePhase.IDLE},
+    NodePhase.RUNNING: {NodeStep.FINISH: NodePhase.FINISHED, NodeStep.REPORT: NodePhase.DRAINED},
+    NodePhase.FINISHED: {NodeStep.FINISH: NodePhase.FINISHED, NodeStep.REPORT: NodePhase.DRAINED},
+    NodePhase.DRAINED: {NodeStep.CLEAR: NodePhase.IDLE},
 }
 
 
@@ -82,9 +91,8 @@ class JoinedNode(Struct):
         """Whether ranks of the attempt may still run there."""
         return self.phase in (NodePhase.RUNNING, NodePhase.FINISHED)
 
-    def set_phase(self, phase: NodePhase) -> None:
-        assert phase in NODE_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
-        self.phase = phase
+    def take_step(self, step: NodeStep) -> None:
+        self.phase = next_phase(NODE_TRANSITIONS, self.phase, step)
 
     def validate_message(
         self, message: FailureReported | RanksFinished | AttemptReport, failed: Collection[int]
@@ -166,7 +174,7 @@ class NodeTable(dict[int, JoinedNode]):
         for node in self.values():
             node.ranks = range(0)
         for node in nodes:
-            node.set_phase(NodePhase.RUNNING)
+            node.take_step(NodeStep.START)
             node.last_wait_note, node.ranks = "", range(first, first + node.rank_count)
             first = node.ranks.stop
         for node, assignment in zip(nodes, node_spec.assign_nodes(specs), strict=True):
@@ -176,8 +184,7 @@ class NodeTable(dict[int, JoinedNode]):
 
     def clear_assignments(self) -> None:
         for node in self.values():
-            if node.phase is not NodePhase.IDLE:
-                node.set_phase(NodePhase.IDLE)
+            node.take_step(NodeStep.CLEAR)
 
     def are_all_running(self) -> bool:
         """Whether no node of the attempt has finished."""

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from ddplaunch.core.deadlines import Deadline, Deadlines
 from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.machine import Transitions, next_phase
 from ddplaunch.core.messages import LauncherFailure
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -28,14 +29,46 @@ class AttemptPhase(Enum):
     ENDED = "the job is over"
 
 
-ATTEMPT_PHASE_TRANSITIONS = {
-    AttemptPhase.WAITING: {AttemptPhase.LOADING, AttemptPhase.RUNNING, AttemptPhase.ENDED},
-    AttemptPhase.LOADING: {AttemptPhase.RUNNING, AttemptPhase.DRAINING},
-    AttemptPhase.RUNNING: {AttemptPhase.STOPPING, AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
-    AttemptPhase.STOPPING: {AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
-    AttemptPhase.SWEEPING: {AttemptPhase.DRAINING},
-    AttemptPhase.DRAINING: {AttemptPhase.WAITING, AttemptPhase.ENDED},
-    AttemptPhase.ENDED: set(),
+class AttemptStep(Enum):
+    """What the node's machine may do next."""
+
+    LOAD = "wait for the zygote's imports"
+    RUN = "request the ranks from the zygote"
+    STOP = "send the ranks a signal to end"
+    SWEEP = "have the zygote kill what is left"
+    DRAIN = "read the last output: no process is left"
+    REPORT = "send the AttemptReport"
+    END = "end the job on this node"
+
+
+ATTEMPT_TRANSITIONS: Transitions[AttemptPhase, AttemptStep] = {
+    AttemptPhase.WAITING: {
+        AttemptStep.LOAD: AttemptPhase.LOADING,
+        AttemptStep.RUN: AttemptPhase.RUNNING,
+        AttemptStep.END: AttemptPhase.ENDED,
+    },
+    AttemptPhase.LOADING: {
+        AttemptStep.RUN: AttemptPhase.RUNNING,
+        AttemptStep.DRAIN: AttemptPhase.DRAINING,
+    },
+    AttemptPhase.RUNNING: {
+        AttemptStep.STOP: AttemptPhase.STOPPING,
+        AttemptStep.SWEEP: AttemptPhase.SWEEPING,
+        AttemptStep.DRAIN: AttemptPhase.DRAINING,  # the zygote was lost
+    },
+    AttemptPhase.STOPPING: {
+        AttemptStep.STOP: AttemptPhase.STOPPING,  # with another signal
+        AttemptStep.SWEEP: AttemptPhase.SWEEPING,
+        AttemptStep.DRAIN: AttemptPhase.DRAINING,
+    },
+    AttemptPhase.SWEEPING: {
+        AttemptStep.DRAIN: AttemptPhase.DRAINING,
+    },
+    AttemptPhase.DRAINING: {
+        AttemptStep.REPORT: AttemptPhase.WAITING,
+        AttemptStep.END: AttemptPhase.ENDED,
+    },
+    AttemptPhase.ENDED: {},
 }
 
 RUNNING_PHASES = (AttemptPhase.RUNNING, AttemptPhase.STOPPING)
@@ -110,9 +143,8 @@ class NodeAttempt(Struct):
     unkillable: tuple[str, ...] | None = None  # once the zygote is lost: processes that cannot be killed
     deadlines: Deadlines[Deadline] = field(default_factory=Deadlines)  # cancelled once no process is left
 
-    def set_phase(self, phase: AttemptPhase) -> None:
-        assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
-        self.phase = phase
+    def take_step(self, step: AttemptStep) -> None:
+        self.phase = next_phase(ATTEMPT_TRANSITIONS, self.phase, step)
 
     @property
     def not_spawned(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.base.text import signal_name
-from ddplaunch.core.node.machine import LEFTOVER_GRACE_S
+from ddplaunch.core.node.attempt_machine import LEFTOVER_GRACE_S
 from ddplaunch.features.runs import history_store
 from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, is_caught, list_descendants
 from tests.conftest import (
@@ -350,7 +350,7 @@ def test_ctrl_c_skips_the_grace_of_leftover_processes(start_ddplaunch, tmp_path)
     """The zygote takes a second request while it waits for them."""
     write_program(tmp_path, "child.sh", "trap 'touch sigterm' TERM\ntouch ready\nwhile :; do sleep 0.01; done\n")
     leaves = "sh child.sh >/dev/null 2>&1 & until [ -e ready ]; do sleep 0.01; done"
-    later = launcher_with_constant(tmp_path, "core.node.machine.LEFTOVER_GRACE_S", 600.0, "DRAIN_TIMEOUT_S")
+    later = launcher_with_constant(tmp_path, "core.node.attempt_machine.LEFTOVER_GRACE_S", 600.0, "DRAIN_TIMEOUT_S")
     words = ("--nproc", "2", "--grace", "600", "--no-python", "sh", "--", "-c", leaves)
     job = start_ddplaunch("run", *words, executable=later)
     wait_until((tmp_path / "sigterm").exists, "SIGTERM for the leftover process")
