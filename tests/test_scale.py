@@ -15,7 +15,7 @@ from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
 from tests.benchmarks import scale
 from tests.conftest import clean_environment
-from tests.core.job.test_machine import Job
+from tests.core.job.job_steps import Job
 
 
 @pytest.mark.ci

@@ -30,7 +30,7 @@ from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor import messages as doctor_messages
 from ddplaunch.features.runs.run_record import RunRecord
-from tests.core.job.test_machine import joined
+from tests.core.job.job_steps import joined
 
 TO_NODE_ZERO = load_features().message_types(messages.FromNode)
 

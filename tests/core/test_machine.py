@@ -33,7 +33,7 @@ from ddplaunch.core.machine import (
 from ddplaunch.core.node.node_attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from tests.conftest import write_program
 from tests.constant_override import write_launcher
-from tests.core.job.test_machine import Job
+from tests.core.job.job_steps import Job
 
 
 @pytest.mark.parametrize(

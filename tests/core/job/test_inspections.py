@@ -22,7 +22,7 @@ from ddplaunch.observe.diagnosis.inspection import (
 from ddplaunch.observe.diagnosis.stack_groups import group_ranks
 from ddplaunch.observe.job.inspect_job import BEFORE_STOP_TIMEOUT_S, CRASHES_TOGETHER_S
 from ddplaunch.observe.messages import CrashInspected, CrashSeen
-from tests.core.job.test_machine import joined
+from tests.core.job.job_steps import joined
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.observe.diagnosis.inspection import Detail
 from ddplaunch.observe.rpc import InspectKind
-from tests.core.job.test_machine import CHECKED, Job
+from tests.core.job.job_steps import CHECKED, Job
+from tests.core.job.job_world import World, finished, reported
 
 
 class RaisingSide(JobSide):
@@ -253,3 +254,22 @@ def test_where_the_inspection_itself_raises_ranks_are_stopped_as_without_it(monk
     outcome = job.outcome(0).outcome
     assert outcome.verdict
     assert outcome.verdict.first == failure
+
+
+class RaisingLater(WithContext):
+    """A feature whose deadline handler raises."""
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        context.set_deadline("bug", 5.0)
+        return self
+
+    def on_deadline(self, name: str) -> None:
+        raise ValueError(name)
+
+
+def test_a_feature_that_raises_costs_one_note() -> None:
+    world = World(features=(("raising", RaisingLater()),))
+    (note,) = world.play(5, None)
+    assert note.startswith("0: note: bug in ddplaunch: the feature raising failed and is left out")
+    world.at(9, finished(0))
+    world.at(9, reported(0), "0: end, 0")

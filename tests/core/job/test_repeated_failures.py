@@ -8,7 +8,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.job_attempt import StopCause
 from tests.conftest import write_program
-from tests.core.job.test_machine import Job, joined
+from tests.core.job.job_steps import Job, joined
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 50, in <module>

@@ -21,7 +21,7 @@ from ddplaunch.core.machine import Command, Send
 from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.observe.diagnosis.inspection import Detail
-from tests.core.job.test_machine import Job
+from tests.core.job.job_steps import Job
 from tests.core.job_configs import make_job_config
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddplaunch.core import messages
-from tests.core.job.test_machine import CHECKED, LEAVES, Job, joined, notes_of
+from tests.core.job.job_steps import CHECKED, LEAVES, Job, joined, notes_of
 
 JOINED = "has joined as a spare"
 

@@ -18,7 +18,7 @@ from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, I
 from ddplaunch.observe.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.observe.messages import StallSuspected, StragglersFound
 from ddplaunch.observe.options import Hangs
-from tests.core.job.test_machine import Job, joined
+from tests.core.job.job_steps import Job, joined
 from tests.observe.diagnosis.test_stall import rank
 
 

@@ -25,7 +25,7 @@ from ddplaunch.core.net.coordinator_client import (
     CoordinatorClient,
 )
 from tests.conftest import wait_until
-from tests.core.job.test_machine import Job
+from tests.core.job.job_steps import Job
 from tests.core.job_configs import make_job_config
 from tests.core.net.fake_peer import FakePeer, ManualLoop, make_assignment
 

@@ -10,7 +10,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.messages import NodeLost, NoteMessage, StartAttempt, StopAttempt
 from ddplaunch.core.net.coordinator_server import LINGER_S, CoordinatorServer
 from ddplaunch.core.net.listener import HELLO_TIMEOUT_S
-from tests.core.job.test_machine import Job
+from tests.core.job.job_steps import Job
 from tests.core.job_configs import make_job_config
 from tests.core.net.fake_peer import FakePeer, ManualLoop, make_hello, make_node_spec
 

@@ -14,8 +14,8 @@ from ddplaunch.base.types import decode
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.messages import FromNode, FromNodeZero, NoteMessage
 from tests.conftest import wait_until, write_program
+from tests.core.job.job_steps import joined
 from tests.core.job.test_joining import Nodes
-from tests.core.job.test_machine import joined
 from tests.core.net.fake_peer import (
     HOST,
     FakeNodeZero,
