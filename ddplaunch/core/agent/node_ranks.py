@@ -13,7 +13,7 @@ from ddplaunch.base.event_loop import EventLoop, Timers
 from ddplaunch.core.agent.crash_socket import CrashSocket
 from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.core.agent.run_temp_dir import RunTempDir
-from ddplaunch.core.node.node_attempt import NodeAttempt
+from ddplaunch.core.node.node_attempt import AttemptView
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.processes import proc_utils
@@ -38,7 +38,7 @@ class RankProcess(Struct):
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
-    def __init__(self, attempt: NodeAttempt, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
+    def __init__(self, attempt: AttemptView, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
         """``attempt``: what the machine knows of it, for features to read; ``folder``: where ranks write files."""
         self.attempt, self.plan = attempt, plan
         self.number = attempt.number  # 0 is the first, -1 none yet
@@ -59,7 +59,7 @@ class NodeRanks:
 
     def is_stop_requested(self, rank: int) -> bool:
         """Whether the launcher has sent a live rank a signal to end."""
-        return rank in self.attempt.live and self.attempt.live[rank].stop_requested
+        return self.attempt.is_stop_requested(rank)
 
     def rank_file_path(self, rank: int, kind: str) -> str | None:
         """The file that a rank writes in this attempt: "json" its exception, "trace.json" its last collectives."""

@@ -97,7 +97,7 @@ class NodeRunner:
             preempt_signal=node_config.zygote.preempt_signal,
             preempt_forward=options[Preemption].preempt_forward,
         )
-        self._ranks = NodeRanks(self._machine.attempt, self._plan, loop, tree.temp_dir)
+        self._ranks = NodeRanks(self._machine.view, self._plan, loop, tree.temp_dir)
         self._signals = SignalDelivery(loop, screen.show_note)
         self._inbox: deque[MachineEvent] = deque()
         self._replies: deque[MachineEvent] = deque()  # to commands of the last event: handled before the inbox
@@ -273,8 +273,8 @@ class NodeRunner:
                 self._ranks.forget_processes()
                 if not self.streams.has_open:
                     self.post(ev.OutputDrained())
-            case do.CollectOutput():
-                self._collect_output()
+            case do.CollectOutput(failed=failed):
+                self._collect_output(failed)
             case do.SuspendJob():
                 self._screen.suspend(self._ranks.suspend)
                 self.sides.on_resume()
@@ -298,7 +298,7 @@ class NodeRunner:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
         plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
-        self._ranks = NodeRanks(self._machine.attempt, plan, self._loop, self.tree.temp_dir)
+        self._ranks = NodeRanks(self._machine.view, plan, self._loop, self.tree.temp_dir)
         self._ranks.on_hold_changed = self.sides.on_resume
         self._ranks.on_mismatch, self._ranks.has_only_printed = self._on_mismatch, self.streams.prepare_restart
         self._ranks.on_crash, self._ranks.on_crash_output = (
@@ -356,11 +356,11 @@ class NodeRunner:
         text = printed_errors.describe_thread_error(printed, current_folder())
         return replace(failure, hint="\n".join(filter(None, (failure.hint, text)))) if text else failure
 
-    def _collect_output(self) -> None:
+    def _collect_output(self, failed: tuple[int, ...]) -> None:
         self._ranks.close()
         self.streams.close()
         tails, chars = [], 0
-        for rank in (failure.rank for failure in self._machine.attempt.failures):
+        for rank in failed:
             lines = rank_files.last_lines(self.streams.tail(rank, REPORTED))
             chars += sum(map(len, lines))
             if lines and chars <= MAX_REPORT_CHARS:

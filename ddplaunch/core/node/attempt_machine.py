@@ -19,6 +19,7 @@ from ddplaunch.core.node.node_attempt import (
     RUNNING_PHASES,
     AttemptPhase,
     AttemptStep,
+    AttemptView,
     DrainLate,
     GraceOver,
     LiveRank,
@@ -50,6 +51,11 @@ class AttemptMachine(Machine):
     @property
     def phase(self) -> AttemptPhase:
         return self.attempt.phase
+
+    @property
+    def view(self) -> AttemptView:
+        """What others may know of the attempt."""
+        return AttemptView(self.attempt)
 
     def _send(self, message: messages.FromNode) -> None:
         """Send a control message to node 0."""
@@ -236,7 +242,7 @@ class AttemptMachine(Machine):
 
     def _collect_output(self) -> None:
         self.attempt.deadlines.cancel()
-        self._do(do.CollectOutput())
+        self._do(do.CollectOutput(tuple(failure.rank for failure in self.attempt.failures)))
 
     def _on_output_collected(self, output: ev.OutputCollected, now: Now) -> None:
         """Report the attempt, or end with the job."""

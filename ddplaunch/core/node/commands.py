@@ -153,3 +153,5 @@ class KillRemaining(Command, frozen=True):
 
 class CollectOutput(Command, frozen=True):
     """Close the output of the ranks; the reply is ``OutputCollected`` with the last lines of those that failed."""
+
+    failed: tuple[int, ...]

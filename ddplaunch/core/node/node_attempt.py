@@ -1,6 +1,6 @@
-"""An attempt on one node, as data: its phase, and what is known of each of its ranks. Changed by ``NodeMachine`` alone.
+"""An attempt on one node, as data: its phase, and what is known of each of its ranks. ``NodeMachine`` alone has it.
 
-Features read it through ``NodeRanks``.
+The runner and features read it as an ``AttemptView``.
 """
 
 from __future__ import annotations
@@ -175,3 +175,33 @@ class NodeAttempt(Struct):
             moment=moment,
             hint=None,
         )
+
+
+class AttemptView:
+    """What others than the machine may know of an attempt: as it is now, and not to change."""
+
+    def __init__(self, attempt: NodeAttempt) -> None:
+        self._attempt = attempt
+
+    @property
+    def number(self) -> int:
+        """0 is the first, -1 none yet."""
+        return self._attempt.number
+
+    @property
+    def phase(self) -> AttemptPhase:
+        return self._attempt.phase
+
+    @property
+    def not_spawned(self) -> int:
+        """How many ranks are to start, and have no process yet."""
+        return self._attempt.not_spawned
+
+    @property
+    def failures(self) -> tuple[RankFailure, ...]:
+        """Not those of ranks that were stopped."""
+        return tuple(self._attempt.failures)
+
+    def is_stop_requested(self, rank: int) -> bool:
+        """Whether the launcher has sent a live rank a signal to end."""
+        return rank in self._attempt.live and self._attempt.live[rank].stop_requested

@@ -36,7 +36,7 @@ M = TypeVar("M", bound=Message)
 class Job:
     """A job's machine with simulated nodes and a simulated clock; ``sent`` has the messages to the nodes."""
 
-    def __init__(self, features: Iterable[tuple[str, Feature]] | None = None, **rules: object) -> None:
+    def __init__(self, features: Iterable[tuple[str, Feature]] | None = None, **rules: Any) -> None:
         self.now = 0.0
         self.sent: list[tuple[int, Message]] = []
         self.disconnected: list[int] = []
@@ -133,7 +133,7 @@ class Job:
         return end
 
 
-def joined(*numbers: int, **rules: object) -> Job:
+def joined(*numbers: int, **rules: Any) -> Job:
     """A job that these nodes have joined: as many as it has, where ``rules`` do not say."""
     given: dict[str, Any] = {"min_nodes": len(numbers) + 1, **rules}
     job = Job(**given)

@@ -112,8 +112,7 @@ class World:
             case do.KillRemaining():
                 return ev.RemainingKilled(())
             case do.CollectOutput():
-                failures = self.machine.attempt.failures
-                return ev.OutputCollected(tuple((each.rank, ("last line",)) for each in failures))
+                return ev.OutputCollected(tuple((rank, ("last line",)) for rank in command.failed))
             case do.CloseZygote():
                 self.zygote_ready = False
         return None

@@ -13,6 +13,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.agent import node_ranks, rank_channel
 from ddplaunch.core.agent.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.agent.rank_channel import RankChannel
+from ddplaunch.core.node.node_attempt import AttemptView, LiveRank, NodeAttempt
 from ddplaunch.system.processes import proc_utils
 from tests.conftest import wait_until
 
@@ -145,9 +146,9 @@ def test_a_signal_waits_until_a_fork_has_removed_the_handlers_of_the_zygote(monk
 def test_the_processes_of_an_attempt(monkeypatch):
     closed, called, loop = [], [], EventLoop()
     monkeypatch.setattr(node_ranks.os, "close", closed.append)
-    live = {0: SimpleNamespace(stop_requested=True), 1: SimpleNamespace(stop_requested=False)}
+    attempt = NodeAttempt(3, live={0: LiveRank(7, stop_requested=True), 1: LiveRank(8)})
     plan = SimpleNamespace(rank_of=lambda rank: SimpleNamespace(rank=rank))
-    ranks = NodeRanks(SimpleNamespace(number=3, live=live), plan, loop, SimpleNamespace(path="/run"))
+    ranks = NodeRanks(AttemptView(attempt), plan, loop, SimpleNamespace(path="/run"))
     assert [ranks.is_stop_requested(rank) for rank in range(3)] == [True, False, False]
     assert ranks.rank_file_path(1, "json") == "/run/1.3.json"
     for rank, pidfd in ((0, 40), (1, None), (2, 42)):
