@@ -47,13 +47,13 @@ class HiddenModules:
         if _MULTIPROCESSING in self.modules:
             sys.modules.pop(_MP_MAIN, None)
         self.every = dict(self.modules)  # those that are handed over, too
-        for name, namespace in record.late_children.items():
-            namespace.pop(name.rpartition(".")[2], None)
+        for name in record.late_children:
+            parent, _, child = name.rpartition(".")
+            (self.every.get(parent) or sys.modules[parent]).__dict__.pop(child)
         self.names = record.initial.union(self.modules)  # those of a rank when its program starts, shown or hidden
         self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
         self.included: set[str] = set()  # those that came with a module which imports them
         self._undo_changes()
-        record.namespaces.begin()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
         self.replace_import(self._lend)

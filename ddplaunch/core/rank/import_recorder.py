@@ -336,7 +336,7 @@ class ImportRecorder:
         self.files = {path: file_state(path) for path in set[str]().union(*(each.files for each in every))}
         self.path = {each: file_state(each, is_folder=True) for each in sys.path}
         self.packed_inputs = {name: each.pack() for name, each in self._inputs.items()}
-        self.late_children = {name: namespace for name in sys.modules if (namespace := self._find_late_parent(name))}
+        self.late_children = frozenset(name for name in self.list_added() if self._is_late(name))
         self.namespaces = namespace_record.NamespaceRecord(sys.modules, self.initial)
         preloaded = self.list_added()
         self.packages = frozenset(name for name in preloaded if not import_effects.is_stdlib(name))
@@ -345,7 +345,8 @@ class ImportRecorder:
         others = [name for name in self.packages if name.partition(".")[0] != "torch"]
         self.torch_users = frozenset(name for name in others if "torch" in self.loaded.get(name, ()))
         self.logger_class = logger_class(sys.modules)
-        self.closures = {name: self.closure(name) for name in self.loaded[""].keys() & set(preloaded)}
+        expected = {name.rsplit(".", count)[0] for name in self.loaded[""] for count in range(name.count(".") + 1)}
+        self.closures = {name: self.closure(name) for name in expected.intersection(preloaded)}
 
     def _restore(self) -> None:
         """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
@@ -363,25 +364,24 @@ class ImportRecorder:
                     for name in [name for name, value in space.items() if id(value) in wrappers]:
                         setattr(kept_in, name, wrappers[id(space[name])])
 
-    def _find_late_parent(self, name: str) -> Namespace | None:
-        """Return the namespace of a module's parent if it has the module as attribute, not set by its own import."""
+    def _is_late(self, name: str) -> bool:
+        """Whether a module is an attribute of its parent, but was not imported by the parent's own import."""
         parent, _, child = name.rpartition(".")
         is_own = self._begun.get(parent, 0) < self._begun.get(name, 0) <= self._ended.get(parent, sys.maxsize)
-        if not parent or name in self.initial or is_own:
-            return None
-        namespace: Namespace = getattr(sys.modules.get(parent), "__dict__", {})
-        return namespace if namespace.get(child) is sys.modules[name] else None
+        namespace: Namespace = {} if is_own or not parent else getattr(sys.modules.get(parent), "__dict__", {})
+        return namespace.get(child) is sys.modules[name]
 
     def list_added(self) -> list[str]:
         """List the loaded modules that a fresh interpreter does not have, in the order of their loading."""
         return [name for name in list(sys.modules) if name not in self.initial and name not in _MAIN]
 
     def closure(self, name: str) -> set[str]:
-        """Return the modules that are loaded once ``name`` has been imported: what it has imported, and so on."""
+        """Return the modules that are loaded once ``name`` was imported: its parent, what it imports, and so on."""
         found, todo = {name}, [name]
         while todo:
-            new = self.loaded.get(todo.pop(), {}).keys() - found
-            found.update(new)
+            last = todo.pop()
+            new = {last.rpartition(".")[0] or name, *self.loaded.get(last, ())} - found
+            found |= new
             todo.extend(new)
         return found
 

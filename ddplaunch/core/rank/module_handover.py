@@ -52,6 +52,7 @@ class ModuleHandover:
         self._check = import_check.ImportCheck(hidden)
         os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
         hidden.hide_again()
+        hidden.record.namespaces.begin()
         hidden.replace_import(self._hand_over)
 
     def _hand_over(self, name: str) -> ModuleType | None:
@@ -75,6 +76,7 @@ class ModuleHandover:
 
     def _reveal(self, name: str, summary: ImportSummary) -> ModuleType:
         changes: list[Changes] = []
+        late = [name]
         for each in summary.new:
             if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
@@ -83,12 +85,11 @@ class ModuleHandover:
                 changes.append(summary.changes[each])
             if each != name:
                 self._hidden.included.add(each)
-            if (namespace := self._record.late_children.get(each)) is not None:
-                namespace[each.rpartition(".")[2]] = module
+            if each in self._record.late_children:
+                late.append(each)
         self._redo_changes(changes)
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, sys.modules[name])
+        for each in late:
+            self._record.namespaces.set_child(each, sys.modules[each])
         for finder in [each for each in sys.meta_path if isinstance(each, inspection_endpoint.PostImportHook)]:
             finder.check()
         return sys.modules[name]

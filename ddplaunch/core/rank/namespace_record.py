@@ -29,57 +29,72 @@ _UNCOMPARED = {
 """Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
 
 _CODE_KINDS = (type(lambda: None), type(len))
-_VERSION_OFFSET = 24  # in a dictionary, after two words of each object and its length (ma_version_tag, PEP 509)
+_VERSION_INDEX = 3  # in a dictionary, after two words of each object and its length (ma_version_tag, PEP 509)
 
 
 class NamespaceRecord:
-    """The namespaces of modules at its creation; those of the standard library's classes, too.
+    """The namespaces of modules as they were at its creation; those of the standard library's classes, too.
 
     To read a value from a namespace writes its reference count, and so copies the memory page that it is in. Until
-    Python 3.13 each dictionary has a number that tells whether it was changed since, so that only those are read.
+    Python 3.13 each dictionary has a number that is another after each change; so only those that changed are read.
     """
 
     def __init__(self, modules: Mapping[str, Any], initial: Container[str]) -> None:
         """``initial``: the names of those that Python starts with."""
         import ctypes
 
-        self._number, self._initial = ctypes.c_uint64, initial
-        self._spaces = {
-            name: [(self._version(space), space, dict(space)) for space in _list_namespaces(name, module)]
-            for name, module in modules.items()
-            if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__")
-        }
-        self._began = -1
-        self.begin()
-
-    def _version(self, space: Namespace) -> Any:
-        return self._number.from_address(id(space) + _VERSION_OFFSET)
+        self._initial = initial
+        self._spaces: list[tuple[str, Namespace, Namespace]] = [("", {}, {})]  # the first one for a test
+        self._indexes: dict[str, int] = {}
+        for name, module in modules.items():
+            if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__"):
+                self._indexes[name] = len(self._spaces)
+                self._spaces += [(name, space, dict(space)) for space in _list_namespaces(name, module)]
+        addresses, number = [id(space) for _, space, _ in self._spaces], ctypes.c_uint64
+        first, count = min(addresses), len(addresses)
+        self._memory: Any = (number * (max(addresses) // 8 - first // 8 + 4)).from_address(first)
+        self._places: Any = (number * count)(*((each - first) // 8 + _VERSION_INDEX for each in addresses))
+        self._versions: Any = (number * count)()
+        tried: list[int] = []
+        for self._spaces[0][1]["name"] in range(3):
+            tried.append(self._memory[self._places[0]])
+        self._has_versions = tried[0] < tried[1] < tried[2]
 
     def begin(self) -> None:
-        """Expect changes from now on: those before, by ddplaunch, left functions and classes as they were."""
-        space: Namespace = {"name": 0}
-        version = self._version(space)
-        numbers = [version.value]
-        for value in (1, 2):
-            space["name"] = value
-            numbers.append(version.value)
-        self._began = numbers[-1] if numbers[0] < numbers[1] < numbers[2] else -1  # compare all
+        """Begin to look for changes, in a rank: those before are ddplaunch's own."""
+        self._versions[:] = [self._memory[place] for place in self._places]
+
+    def set_child(self, name: str, module: object) -> None:
+        """Set a module as attribute of its parent package, if it has one: that is not a change."""
+        parent, _, child = name.rpartition(".")
+        index = self._indexes.get(parent, 0)
+        is_same = self._memory[self._places[index]] == self._versions[index]
+        if parent:
+            setattr(sys.modules[parent], child, module)
+        if is_same:
+            self._versions[index] = self._memory[self._places[index]]
 
     def list_replaced(self, names: Container[str]) -> Iterator[tuple[str, list[object]]]:
         """Return the loaded modules that were patched, and what was replaced there: of ``names``, or initial ones."""
-        spaces, initial = self._spaces, self._initial
-        for name in [each for each in list(sys.modules) if each in spaces and (each in names or each in initial)]:
-            for version, now, before in spaces[name]:
-                if version.value <= self._began or all(map(_is, map(now.get, before), before.values())):
-                    continue
-                different = {key: value for key, value in before.items() if now.get(key) is not value}
-                replaced = [
-                    value
-                    for key, value in different.items()
-                    if (type(value) in _CODE_KINDS or isinstance(value, type)) and key not in _UNCOMPARED.get(name, ())
-                ]
-                if replaced:
-                    yield name, replaced
+        memory, places, versions = self._memory, self._places, self._versions
+        for index, place in enumerate(places):
+            if (version := memory[place]) == versions[index] and self._has_versions:
+                continue
+            name, now, before = self._spaces[index]
+            if name not in sys.modules or not (name in names or name in self._initial):
+                continue
+            if all(map(_is, map(now.get, before), before.values())):
+                versions[index] = version
+                continue
+            replaced = [
+                value
+                for key, value in before.items()
+                if now.get(key) is not value
+                and (type(value) in _CODE_KINDS or isinstance(value, type))
+                and key not in _UNCOMPARED.get(name, ())
+            ]
+            if replaced:
+                yield name, replaced
 
 
 def _list_namespaces(name: str, module: Any) -> list[Namespace]:
