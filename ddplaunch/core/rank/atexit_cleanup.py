@@ -57,9 +57,7 @@ class AtexitCleanup:
                 finalizer.atexit = False
 
     def disable_in_rank(self) -> None:
-        """In a rank: disable the recorded handlers."""
-        for function, _, _ in self.functions:
-            atexit.unregister(function)
+        """In a rank: disable the finalizers; ``module_handover`` leaves the functions out."""
         for finalizer in self._finalizers:
             finalizer.detach()
 

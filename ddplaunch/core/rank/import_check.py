@@ -28,15 +28,10 @@ else:
 
 FILTERS, FINDERS, PATH_HOOKS = import_recorder.FILTERS, import_recorder.FINDERS, import_recorder.PATH_HOOKS
 
-_THREAD_POOLS = frozenset(
-    {
-        "numpy._core._multiarray_umath",
-        "numpy.core._multiarray_umath",
-        "scipy.linalg._fblas",
-        "sklearn.utils._openmp_helpers",
-        "torch._C",
-    }
-)
+_THREAD_POOLS = {
+    *("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"),
+    *("scipy.linalg._fblas", "sklearn.utils._openmp_helpers", "torch._C"),
+}
 """Modules in native code that count the CPUs of the process as they are loaded."""
 
 LIBRARY_SCANNERS = ("threadpoolctl",)

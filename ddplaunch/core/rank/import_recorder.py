@@ -10,6 +10,7 @@ import _frozen_importlib as bootstrap
 import builtins
 import os
 import sys
+from _collections import defaultdict  # type: ignore[import-not-found, unused-ignore]
 from _frozen_importlib import FrozenImporter
 from _frozen_importlib_external import PathFinder
 
@@ -38,8 +39,6 @@ WORKING_FOLDER = "."
 _INTERNAL = "<frozen importlib._bootstrap>"  # Python leaves frames of this file out of tracebacks and stacklevels
 _MODULES_AT_A_TIME = 1024
 _Module, _BUILTIN = type(sys), type(len)
-_OUTERMOST = 2  # modules that run: the zygote's own code, and an import of it
-
 _MAIN = ("__main__", "__mp_main__")
 
 _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
@@ -72,8 +71,8 @@ class ImportRecorder:
         self.repaired: Collection[str] = ()  # modules that are repaired in each rank: they may read any variable
         self.prefix_readers: Mapping[str, str] = {}  # modules that read all variables with a prefix
         self.loaded: dict[str, dict[str, None]] = {"": {}}  # what each module, or "" the zygote, has imported
-        self._inputs: dict[str, Inputs] = {}  # what else it has read and changed
-        self.changes: dict[str, Changes] = {}
+        self._inputs: dict[str, Inputs] = defaultdict(import_effects.Inputs)  # what else it has read and changed
+        self.changes: dict[str, Changes] = defaultdict(import_effects.Changes)
         self._running = [""]  # names of the modules whose imports run, the innermost last
         self._clock = 0
         self._listed: list[str] = []
@@ -133,15 +132,11 @@ class ImportRecorder:
     @property
     def _top(self) -> Inputs:
         """The inputs of the module whose import runs."""
-        if (name := self._running[-1]) not in self._inputs:
-            self._inputs[name] = import_effects.Inputs()
-        return self._inputs[name]
+        return self._inputs[self._running[-1]]
 
     @property
     def _top_changes(self) -> Changes:
-        if (name := self._running[-1]) not in self.changes:
-            self.changes[name] = import_effects.Changes()
-        return self.changes[name]
+        return self.changes[self._running[-1]]
 
     def _note_changes(self) -> None:
         """Attribute what has changed since the last call to the module whose import runs."""
@@ -185,30 +180,32 @@ class ImportRecorder:
             self._known.update(new)
             self.loaded[self._running[-1]].update(dict.fromkeys(reversed(new)))
 
-    def _note_random_state(self, name: str) -> None:
-        """Note whether an import has taken random numbers: the audit has shown that no module of torch does."""
-        is_inner = len(self._running) > _OUTERMOST
-        if is_inner and name != "random" and (name.startswith("torch.") or import_effects.is_stdlib(name)):
+    def _note_random_state(self, name: str, begun: int) -> None:
+        """Note whether the import of a package has taken random numbers: any of its modules may have done so."""
+        top = name.partition(".")[0]
+        if top == self._running[-2].partition(".")[0] or (import_effects.is_stdlib(name) and name != "random"):
             return
         state = random_state(sys.modules)
-        if state != self._random_state:
-            if self._random_state is not None:
-                self._top.marks.add(import_effects.MOVES_RANDOM)
-            self._random_state = state
+        if state != self._random_state and self._random_state is not None:
+            for each in [each for each, moment in self._begun.items() if moment >= begun]:
+                self._inputs[each].marks.add(import_effects.MOVES_RANDOM)
+        self._random_state = state
 
     def _record_load(self, real: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         def _find_and_load(name: str, import_: Any) -> Any:
-            self._note_changes()
             self.loaded[self._running[-1]][name] = None
+            if name in sys.modules:
+                return real(name, import_)
+            self._note_changes()
             self._running.append(name)
             self.loaded.setdefault(name, {})
-            self._clock += 1
-            self._begun.setdefault(name, self._clock)
+            self._clock = begun = self._clock + 1
+            self._begun.setdefault(name, begun)
             try:
                 return real(name, import_)
             finally:
                 self._note_changes()
-                self._note_random_state(name)
+                self._note_random_state(name, begun)
                 self._running.pop()
                 if name not in sys.modules:
                     self._known.discard(name)
@@ -226,7 +223,7 @@ class ImportRecorder:
                 name = f"{base}.{name}" if name else base
             loaded = self.loaded[self._running[-1]]
             loaded[name] = None
-            for each in fromlist or ():
+            for each in fromlist if fromlist and hasattr(result, "__path__") else ():
                 if (child := f"{name}.{each}") in sys.modules:
                     loaded[child] = None
             return result
@@ -329,7 +326,7 @@ class ImportRecorder:
         """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
         self.stop()
         for name in self.prefix_readers.keys() & self.loaded.keys():
-            self._inputs.setdefault(name, import_effects.Inputs()).prefixes.add(self.prefix_readers[name])
+            self._inputs[name].prefixes.add(self.prefix_readers[name])
         every = self._inputs.values()
         asked = set[str]().union(*(each.asked for each in every))
         self.origins = {name: _loaded_origin(sys.modules.get(name)) or find_origin(name) for name in asked}

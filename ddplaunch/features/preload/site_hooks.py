@@ -44,35 +44,11 @@ _HARMLESS_NAMES = {
 }
 """Modules that start-up code may import, and what it may use of them."""
 
-_HARMLESS_BUILTINS = frozenset(
-    [
-        "ImportError",
-        "KeyError",
-        "OSError",
-        "any",
-        "all",
-        "bool",
-        "dict",
-        "enumerate",
-        "filter",
-        "int",
-        "isinstance",
-        "len",
-        "list",
-        "map",
-        "max",
-        "min",
-        "print",
-        "range",
-        "reversed",
-        "set",
-        "sorted",
-        "str",
-        "tuple",
-        "zip",
-        "__file__",
-    ]
-)
+_HARMLESS_BUILTINS = {
+    *("ImportError", "KeyError", "OSError", "any", "all", "bool", "dict", "enumerate", "filter", "int", "isinstance"),
+    *("len", "list", "map", "max", "min", "print", "range", "reversed", "set", "sorted", "str", "tuple", "zip"),
+    "__file__",
+}
 
 
 def find_start_code(rank_variables: Collection[str]) -> str | None:
