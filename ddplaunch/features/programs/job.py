@@ -21,9 +21,10 @@ from ddplaunch.features.programs.messages import (
 from ddplaunch.features.programs.spec import Programs
 
 _LOST_SERVER = re.compile(
-    r"(?i)connection|connect(or)?error|disconnected|broken pipe|reset by peer|urlerror|readerror|remoteprotocolerror"
+    r"(?i)connection|connect(or)?error|disconnected|broken pipe|reset by peer|urlerror|readerror|remoteprotocolerror|"
+    r"\b50[0234]\b|internal ?server ?error|bad gateway|(service|temporarily) unavailable|gateway time-?out"
 )
-"""Exceptions of a client whose server is gone: of sockets, urllib, requests, httpx, aiohttp, openai, zmq."""
+"""Exceptions of a client whose server is gone, or ends: of sockets, urllib, requests, httpx, aiohttp, openai, zmq."""
 
 
 class ProgramsJob(JobSide):

@@ -117,7 +117,7 @@ class ProgramsMachine:
                 self._on_spawn_failed(number, reason, now)
             case ev.ConditionMet(number=number):
                 if self.programs[number].state is ProgramState.STARTING:
-                    self._set_ready(number, now)
+                    self._on_condition_met(number, now)
             case ev.ProgramExited(number=number, code=code, last_words=words):
                 self._on_exited(number, code, words, now)
             case ev.StopExpected():
@@ -199,6 +199,13 @@ class ProgramsMachine:
             self._show_waiting()
         else:
             self._set_ready(number, now)
+
+    def _on_condition_met(self, number: int, now: Now) -> None:
+        program = self.programs[number]
+        if program.kill_at is None:
+            self._set_ready(number, now)
+        elif program.spec.kind != "main":  # it goes on: vLLM loses a SIGTERM that comes while it loads
+            self._do(do.SendSignal(number, signal.SIGTERM))
 
     def _set_ready(self, number: int, now: Now) -> None:
         program = self.programs[number]

@@ -104,6 +104,14 @@ def test_one_after_the_other_then_the_ranks_and_back():
     assert story.machine.wake_at() is None
 
 
+def test_a_server_that_loses_sigterm_while_it_loads_gets_it_again():
+    story = started(program("vllm"))
+    story.at(0, ev.ProgramSpawned(0), "probe vllm", "footer: waiting for vllm (tcp)")
+    story.at(5, ev.JobFinished(signal.SIGTERM), "footer: ", "SIGTERM to vllm")
+    story.at(20, ev.ConditionMet(0), "SIGTERM to vllm")
+    story.at(21, ev.ProgramExited(0, 0), "sweep attempt in 14 s")
+
+
 @pytest.mark.parametrize(("code", "exit_code", "how"), [(3, 3, "exited with code 3"), (0, 1, "exited with code 0")])
 def test_a_service_that_ends_before_it_is_ready(code, exit_code, how):
     story = started(program("vllm"))
