@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.errors import sanitize_line
+from msgspec.structs import replace
+
 from ddplaunch.base.types import Count, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext, ServedJob
 from ddplaunch.core.messages import RpcReply
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
+from ddplaunch.observe.node.programs import inspect_programs
+from ddplaunch.observe.output_lines import last_output_lines
 from ddplaunch.observe.rpc import KIND, read_inspection
-
-MAX_LINE_CHARS = 200  # characters of a line
-
-
-def last_output_line(printed: bytes) -> str:
-    """Return the last line of an output that is not blank; of a progress bar its last state."""
-    lines = printed[-4 * MAX_LINE_CHARS :].decode(errors="replace").replace("\r", "\n").split("\n")
-    return sanitize_line(next((line for line in reversed(lines) if line.strip()), ""), MAX_LINE_CHARS)
-
-
-def last_output_lines(job: ServedJob) -> tuple[tuple[int, str], ...]:
-    """Return the last output line of each rank of this node."""
-    return tuple((rank, last_output_line(job.streams.tail(rank))) for rank in job.streams.ranks_in_memory())
 
 
 class JobInspection(TaggedMessage, frozen=True):
@@ -30,6 +20,17 @@ class JobInspection(TaggedMessage, frozen=True):
     status: Status
     inspection: Inspection
     last_lines: tuple[tuple[Count, TextLine], ...] = ()  # the last output line of each rank of this node, if requested
+
+
+def make_job_inspection(job: ServedJob, inspection: Inspection, *, lines: bool) -> JobInspection:
+    """Complete an inspection; ``lines``: with the last output line of each rank of this node.
+
+    Nodes answer only once there are ranks. Before, the programs of this node are known alone.
+    """
+    status = job.status()
+    if status.programs and not inspection.programs:
+        inspection = replace(inspection, programs=inspect_programs(status.programs, job.streams))
+    return JobInspection(status, inspection, last_output_lines(job) if lines else ())
 
 
 class InspectJobRequest(Request[JobInspection], frozen=True):
@@ -45,8 +46,8 @@ class InspectJobRequest(Request[JobInspection], frozen=True):
 
     def handle(self, context: RequestContext) -> None:
         def on_reply(reply: RpcReply) -> None:
-            lines = last_output_lines(context.job) if self.with_last_lines else ()
-            context.send(JobInspection(context.job.status(), read_inspection(reply), lines))
+            inspection = read_inspection(reply)
+            context.send(make_job_inspection(context.job, inspection, lines=self.with_last_lines))
             context.finish()
 
         context.job.rpc.request(KIND.name, self.detail, KIND.timeout_s, context.guard(on_reply))

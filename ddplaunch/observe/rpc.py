@@ -39,12 +39,14 @@ class InspectKind(Kind):
             last = tuple(replace(each, entered=convert(each.entered)) for each in rank.last)
             return replace(rank, ended=rank.ended and convert(rank.ended), last=last)
 
-        return replace(reply, ranks=tuple(map(convert_rank, reply.ranks)))
+        programs = tuple(replace(each, since=convert(each.since)) for each in reply.programs)
+        return replace(reply, ranks=tuple(map(convert_rank, reply.ranks)), programs=programs)
 
     def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int, now: float) -> Inspection:
         ranks = sorted((each for part in replies.values() for each in part.ranks), key=lambda each: each.rank)
         node_only = any(part.node_only for part in replies.values())
-        return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only)
+        programs = tuple(each for part in replies.values() for each in part.programs)
+        return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only, programs=programs)
 
     def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
         """Replace arrival times by which ranks are slow, and drop stacks for which a frame to a node has no room."""

@@ -14,6 +14,7 @@ from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.base.types import as_dict
 from ddplaunch.core.output.log_message import MessageKind
 from ddplaunch.observe.diagnosis.inspection import Inspection, RankInspection, Thread
+from ddplaunch.observe.diagnosis.program_text import describe_programs
 from ddplaunch.observe.diagnosis.rank_position import (
     PACKAGE_PATH,
     UNRECORDED_FUNCTIONS,
@@ -46,6 +47,8 @@ def render_stacks(inspection: Inspection) -> str:
     calls = library_calls(inspection.ranks, [group.example for group in groups])
     for group in groups:
         lines += ["", *_render_group(group, inspection, has_many_hosts, calls.get(group.example.rank))]
+    if programs := [*describe_programs(inspection)]:
+        lines += ["", *programs]
     return "\n".join(lines) + "\n"
 
 

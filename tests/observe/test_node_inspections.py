@@ -34,7 +34,7 @@ def test_each_request_gets_a_reply_in_time_also_after_a_bug_of_the_inspector(mon
     channel = SimpleNamespace(clear_reply_handler=lambda: cleared.append(0))
     ranks = cast("Any", SimpleNamespace(channels={0: channel}, plan=SimpleNamespace(world_size=3)))
     inspections = NodeInspections(
-        loop, lambda found, ranks: Inspection(9.0, (), found.world_size), notes.append, node_only=True
+        loop, lambda found, ranks: Inspection(9.0, (), found.world_size), lambda: (), notes.append, node_only=True
     )
 
     def ask(*details: Detail) -> list[Any]:

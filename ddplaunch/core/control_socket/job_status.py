@@ -103,9 +103,18 @@ class ProgramStatus(Struct, frozen=True):
     starts: Count = 0
 
     @property
+    def is_running(self) -> bool:
+        return bool(self.pid) and self.code is None
+
+    @property
     def place(self) -> str:
         """Where it is: "GPUs 0-3, 127.0.0.1:8000"."""
         return ", ".join(filter(None, (f"GPUs {self.gpus}" if self.gpus else "", self.address)))
+
+    def has_gpu(self, index: int) -> bool:
+        """Whether the GPU with this index is one of its own."""
+        runs = ((first, last or first) for first, _, last in (each.partition("-") for each in self.gpus.split(",")))
+        return any(int(first) <= index <= int(last) for first, last in runs if (first + last).isdecimal())
 
 
 def apply_to_programs(programs: tuple[ProgramStatus, ...], event: Event, now: float) -> tuple[ProgramStatus, ...]:

@@ -111,6 +111,7 @@ class Streams:
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, TailBuffer] = {}
         self._attempt_starts: dict[Source, int] = {}  # bytes that each rank had printed before this attempt
+        self._programs_printed: dict[str, float] = {}  # when each program printed last, or was started (monotonic)
         self._times: dict[int, OutputTimes] = {}
         self._shown: set[int] = set()  # ranks whose stderr is shown
         self._closed: dict[int, _OpenStream] = {}  # of ranks that have closed their stderr, for ``add_stderr``
@@ -148,6 +149,7 @@ class Streams:
     def open_program(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
         """Add to ``fds`` a program's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
         self._attempt_starts[name] = self._tails[name].total if name in self._tails else 0
+        self._programs_printed[name] = time.monotonic()
         self._open_log_file(name, log)
         fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds["stdout"] = self._open_pipe(name, 2, show=show, on_output=on_output)
@@ -205,6 +207,11 @@ class Streams:
     def times(self, rank: int, count: int) -> bytes:
         """The times of the last ``count`` bytes of a rank, in the format of the ``.times`` file."""
         return self._times[rank].format_after(self._tails[rank].total - count) if rank in self._tails else b""
+
+    def quiet_s(self, program: str) -> float | None:
+        """For how long a program has printed nothing; None if it was never started."""
+        printed = self._programs_printed.get(program)
+        return None if printed is None else time.monotonic() - printed
 
     def ranks_in_memory(self) -> list[int]:
         """The ranks whose output is in memory, in order."""
@@ -289,6 +296,8 @@ class Streams:
             )
         if isinstance(stream.source, int):
             self._mark(stream.source, tail)
+        else:
+            self._programs_printed[stream.source] = time.monotonic()
         tail.add(data)
         for on_data in self._subscribers:
             on_data(stream.source, data)

@@ -10,6 +10,7 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_size, group_consecutive
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.job_status import JobState
+from ddplaunch.features.live.program_table import describe_state, program_style, render_programs
 from ddplaunch.features.live.rank_table import TableRow, render_table, sort_rows
 from ddplaunch.features.live.styled_rows import Row, StyledText, flow_parts, truncate_row, wrap_text
 from ddplaunch.features.live.view_state import (
@@ -71,6 +72,7 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
         room -= len(more)
         return more
 
+    programs = fits([(), *table] if (table := render_programs(view, limit)) else [])
     trends = fits(_render_trends(view, limit)) or fits(_render_trends(view, limit)[:1])
     status = view.current.status
     heading = f"{sanitize_line(status.run_id, 60)}: {sanitize_line(short_target(status.target))}"
@@ -81,7 +83,8 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
         legend = flow_parts([*_legend(ranks), *_render_scale(ranks, limit, third)], limit, "   ")
         cells = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
     blank = fits([()])
-    body = [*title, *summary, *trends, *cells, *blank, *_table(view, lines, ranks, limit, room)][: rows - len(hint)]
+    above = [*title, *summary, *trends, *cells, *programs, *blank]
+    body = [*above, *_table(view, lines, ranks, limit, room)][: rows - len(hint)]
     return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
 
 
@@ -158,10 +161,9 @@ def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figure
         parts.append((StyledText(format_size(sum(used.memory for used in view.current.usage.values())) + here),))
     if gpu := _gpu(view.gpus):
         parts.append((StyledText(gpu),))
-    for each in status.programs:
-        ended = f" ({each.code})" if each.code is not None else ""
-        style = "" if each.state == "ready" else "1;31" if each.code else "33"
-        parts.append((StyledText(f"{sanitize_line(each.program, 30)} {each.state}{ended}", style),))
+    for each in inspection.programs if figures else ():
+        text = f"{sanitize_line(each.program, 30)} {describe_state(each)}"
+        parts.append((StyledText(text, program_style(each)),))
     if view.filter_text:
         parts.append((StyledText(f"filter: {sanitize_line(view.filter_text, 30)}", "1;36"),))
     return parts

@@ -31,6 +31,7 @@ from ddplaunch.features.live.view_state import (
     busy_cpus_by_rank,
     collectives_per_second,
     correct_completed,
+    find_program_gpus,
     location_of,
     mark_moved,
     rank_activities,
@@ -39,7 +40,7 @@ from ddplaunch.features.live.view_state import (
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition
 from ddplaunch.observe.diagnosis.wait_sentences import describe_wait
 from ddplaunch.observe.diagnosis.waits import find_waits
-from ddplaunch.observe.request import JobInspection, last_output_lines
+from ddplaunch.observe.request import JobInspection, make_job_inspection
 from ddplaunch.observe.rpc import inspect_job
 from ddplaunch.observe.samples.sample import GpuSample, NodeSample
 from ddplaunch.observe.stacks_text import render_stacks
@@ -241,10 +242,13 @@ class LiveView:
         if self._suspended:
             unused, text = replace(now, usage={}), self._filter_text
             return ViewState(unused, filter_text=text, hint=hint, cursor=self._cursor, suspended=True)
-        gpus = used_by_ranks(self._gpus.usage, {rank.pid for rank in now.status.ranks})
+        own = find_program_gpus(now.inspection.programs, self._gpus.usage or ())
+        taken = {gpu for gpus in own.values() for gpu in gpus}
+        others = self._gpus.usage and tuple(gpu for gpu in self._gpus.usage if gpu not in taken)
+        gpus = used_by_ranks(others, {rank.pid for rank in now.status.ranks})
         texts = self._sentences or self._lateness_sentences
         table = self._locations, self._lateness_s, self._trends, self._sort_by, self._cursor
-        return ViewState(now, self._previous, gpus, texts, self._awaited, self._filter_text, hint, *table)
+        return ViewState(now, self._previous, gpus, texts, self._awaited, self._filter_text, hint, *table, own)
 
     # ------------------------------------------------------------------------------------------------------- the keys
 
@@ -354,7 +358,7 @@ class EmbeddedView(NodeSide):
 
     def inspect(self, detail: Detail, on_reply: Callable[[JobInspection], None], *, lines: bool = False) -> None:
         def on_inspected(inspection: Inspection) -> None:
-            on_reply(JobInspection(self._job.status(), inspection, last_output_lines(self._job) if lines else ()))
+            on_reply(make_job_inspection(self._job, inspection, lines=lines))
 
         inspect_job(self._job.rpc, detail, on_inspected)
 

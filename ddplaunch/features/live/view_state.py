@@ -10,9 +10,15 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.observe.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.diagnosis.inspection import (
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    ProgramInspection,
+    RankInspection,
+)
 from ddplaunch.observe.diagnosis.rank_position import (
     UNRECORDED_FUNCTIONS,
     distributed_call_of,
@@ -75,6 +81,7 @@ class ViewState(Struct, frozen=True):
     trends: Mapping[str, TrendLine] = field(default_factory=dict)  # by metric
     sort_by: str = ""  # of the table; "" is by rank, or by state with many ranks
     cursor: int | None = None  # the chosen rank
+    program_gpus: Mapping[str, tuple[GpuUsage, ...]] = field(default_factory=dict)  # by program: those on this machine
     suspended: bool = False  # whether a signal has stopped the job's launcher
 
 
@@ -261,3 +268,12 @@ def busy_cpus_by_rank(view: ViewState) -> dict[int, float]:
         elif (rank.rank, rank.pid) in earlier:
             found[rank.rank] = max(0.0, rank.cpu - earlier[rank.rank, rank.pid]) / seconds
     return found
+
+
+def find_program_gpus(
+    programs: Iterable[ProgramInspection], gpus: Iterable[GpuUsage]
+) -> dict[str, tuple[GpuUsage, ...]]:
+    """Return the usage of the GPUs of each program on this machine."""
+    known = [*gpus]
+    here = [each for each in programs if each.gpus and each.host == host_name()]
+    return {each.program: tuple(gpu for gpu in known if each.has_gpu(gpu.gpu)) for each in here}

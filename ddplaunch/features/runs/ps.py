@@ -27,6 +27,7 @@ from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
 from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
 from ddplaunch.features.runs.run_record import RunRecord, RunState, is_unread_note
+from ddplaunch.observe.diagnosis.inspection import ProgramInspection
 from ddplaunch.observe.diagnosis.rank_position import format_exit
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended
@@ -103,6 +104,7 @@ class ObservedJob(NamedTuple):
     job: RunningJob
     status: Status | None  # None if its launcher does not reply
     rate: float | None  # collectives per second; None if unknown
+    programs: tuple[ProgramInspection, ...] = ()  # beside the ranks
     suspended: bool = False  # whether its launcher was stopped by a signal
 
     @property
@@ -143,7 +145,9 @@ def _make_observed_job(
 ) -> ObservedJob:
     last = second or first
     now = collectives_per_second(first, second) if first and second else None
-    return ObservedJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
+    programs = last.inspection.programs if last else ()
+    status = last.status if last else None
+    return ObservedJob(run, job, status, now, programs, suspended=not last and is_suspended(job.pid))
 
 
 def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
@@ -199,9 +203,9 @@ def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
 
 def _program_rows(seen: ObservedJob, now: float) -> Iterator[tuple[str, ...]]:
     """Yield a row for each program beside the ranks, with its place instead of a target."""
-    for each in seen.status.programs if seen.status else ():
+    for each in seen.programs:
         state = f"{each.state} ({format_exit(each.code)})" if each.code is not None else each.state
-        age, pid = format_elapsed(now - each.since), str(each.pid) if each.pid and each.code is None else "-"
+        age, pid = format_elapsed(max(0.0, now - each.since)), str(each.pid) if each.is_running else "-"
         yield f"  {each.program}", state, age, "-", "-", pid, each.place or each.kind
 
 
@@ -256,7 +260,7 @@ def running_to_json(seen: ObservedJob) -> dict[str, object]:
         entry |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
         entry |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
         entry |= {"restarts": status.restarts, "began": status.began, "target": status.target}
-        entry |= {"programs": [as_dict(each) for each in status.programs]}
+        entry |= {"programs": [as_dict(each) for each in seen.programs]}
     return entry
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import click
-import psutil
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import host_name
-from ddplaunch.base.text import format_elapsed
-from ddplaunch.base.types import as_dict
 from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running
-from ddplaunch.core.control_socket.job_status import ProgramStatus
-from ddplaunch.core.failures import describe_exit
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, RankInspection
+from ddplaunch.observe.diagnosis.program_text import add_usage
 from ddplaunch.observe.diagnosis.stack_groups import group_ranks
 from ddplaunch.observe.request import InspectJobRequest
 from ddplaunch.observe.stacks_text import render_stacks, stacks_to_json
+from ddplaunch.system.devices.gpu_usage import read_gpu_usage
 from ddplaunch.system.processes import py_spy
 
 CPU_INTERVAL_S = 0.2  # over which the CPU time of a program is measured
@@ -44,39 +41,41 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     if batch_job := find_batch_job(run, "stacks"):
         return batch_job.run_command("stacks", [*more, *(["--json"] if as_json else [])])
     tool = py_spy.find_py_spy(more[0]) if more else ""
-    found = client.send_request(find_running(run).path, InspectJobRequest(Detail.WAITS))
-    inspection = found.inspection
+    inspection = _inspect(find_running(run).path)
     ranks = [*_local_examples(inspection)] if more else []
     dumps = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in ranks}
     if as_json:
         fields = stacks_to_json(inspection)
         if more:
             fields["py_spy"] = {str(rank): text for rank, text in dumps.items()}
-        fields["programs"] = [as_dict(each) for each in found.status.programs]
         click.echo(json.dumps(fields))
         return 0
     colour = None if is_colour_allowed() else False
     click.echo(render_stacks(inspection), nl=False, color=colour)
-    for each in found.status.programs:
-        click.echo(_describe_program(each))
     for rank, text in dumps.items():
         click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
     return 0
 
 
-def _describe_program(program: ProgramStatus) -> str:
-    """Describe what a program beside the ranks does: "vllm: ready for 2m41s, 97 % CPU (pid 7, GPUs 0-3)"."""
-    text = f"{program.program}: {program.state} for {format_elapsed(time.time() - program.since)}"
-    if program.code is not None:
-        return f"{text}, {describe_exit(program.code)}"
-    with suppress(psutil.Error):
-        processes = [process := psutil.Process(program.pid), *process.children(recursive=True)] if program.pid else []
-        for each in processes:
-            each.cpu_percent()
-        time.sleep(CPU_INTERVAL_S if processes else 0)
-        text += f", {sum(each.cpu_percent() for each in processes):.0f} % CPU" * bool(processes)
-    where = ", ".join(filter(None, (f"pid {program.pid}" if program.pid else "", program.place)))
-    return f"{text} ({where})" if where else text
+def _inspect(path: str) -> Inspection:
+    """Inspect all ranks; with programs beside them a second time, for the CPU time that they use."""
+    found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
+    if not any(each.is_running for each in found.programs):
+        return found
+    time.sleep(CPU_INTERVAL_S)
+    later = client.send_request(path, InspectJobRequest(Detail.STATE)).inspection
+    return replace(found, programs=add_usage(later, found, _query_gpus(later)))
+
+
+def _query_gpus(inspection: Inspection) -> dict[str, float]:
+    """Return the load of the GPUs of each program on this machine, in percent; nothing if the driver hangs."""
+    with_gpus = [each for each in inspection.programs if each.gpus and each.host == host_name()]
+    gpus = read_gpu_usage() if with_gpus else ()
+    found = {}
+    for each in with_gpus:
+        if busy := [gpu.busy for gpu in gpus if gpu.busy is not None and each.has_gpu(gpu.gpu)]:
+            found[each.program] = sum(busy) / len(busy)
+    return found
 
 
 def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:

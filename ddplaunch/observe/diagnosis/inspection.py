@@ -23,6 +23,7 @@ from ddplaunch.base.types import (
     Timestamp,
     as_dict,
 )
+from ddplaunch.core.control_socket.job_status import ProgramStatus
 
 
 class Detail(Enum):
@@ -156,6 +157,19 @@ class RankInspection(Struct, frozen=True):
     lock_holder: Count | None = None  # the rank that holds this file lock
 
 
+class ProgramInspection(ProgramStatus, frozen=True):
+    """A program beside the ranks at the moment of an inspection; usage is that of all of its processes."""
+
+    host: Name = ""
+    cpu: NonNegativeFloat = 0.0  # CPU seconds
+    memory: Size = 0  # bytes; 0 if it has no process
+    quiet: NonNegativeFloat | None = None  # seconds since its last output; None if it has no process
+    last_line: TextLine = ""  # of its output
+    # Set by a command that has inspected twice, or has asked the driver; None is unknown.
+    busy: NonNegativeFloat | None = None  # CPUs
+    gpu_busy: NonNegativeFloat | None = None  # percent, the mean of its GPUs
+
+
 class Inspection(Struct, frozen=True):
     """All ranks at one moment."""
 
@@ -165,6 +179,7 @@ class Inspection(Struct, frozen=True):
     silent: tuple[TextLine, ...] = ()  # the nodes that did not reply: "node 2 (n2)"
     node_only: bool = False  # only this node's ranks (--control none)
     pace: tuple[TextLine, ...] = ()  # sentences on slow ranks, if requested; () if no rank is slow
+    programs: tuple[ProgramInspection, ...] = ()  # beside the ranks
 
     @property
     def by_number(self) -> dict[int, RankInspection]:

@@ -15,7 +15,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.rpc_kind import Reply
-from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
+from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProgramInspection
 from ddplaunch.observe.node.rank_inspector import RankInspector
 
 LOCAL_TIMEOUT_S = 3.0  # for an inspection of this node's ranks
@@ -36,16 +36,18 @@ class NodeInspections:
         self,
         loop: EventLoop,
         add_local_facts: Callable[[Inspection, NodeRanks], Inspection],
+        inspect_programs: Callable[[], tuple[ProgramInspection, ...]],
         note: Callable[[str], None],
         *,
         node_only: bool,
     ) -> None:
-        """``note`` shows a message to the user.
+        """``note`` shows a message to the user. ``inspect_programs``: those beside the ranks of this node.
 
         ``add_local_facts`` adds to an inspection of waits what only this node knows of its ranks. ``node_only``: there
         is no coordinator, so inspections see this node alone (``--control none``).
         """
         self._loop, self._add_local_facts, self._node_only = loop, add_local_facts, node_only
+        self._inspect_programs = inspect_programs
         self._note, self._broken = note, False
         self._queue: deque[_QueuedInspection] = deque()
 
@@ -55,7 +57,7 @@ class NodeInspections:
         def on_done(inspection: Inspection) -> None:
             if request.payload is Detail.WAITS:
                 inspection = self._add_local_facts(inspection, ranks)
-            reply(replace(inspection, node_only=self._node_only), True)
+            reply(replace(inspection, node_only=self._node_only, programs=self._inspect_programs()), True)
 
         self.inspect_local(ranks, request.payload, on_done, request.timeout_s - _REPLY_MARGIN_S)
 

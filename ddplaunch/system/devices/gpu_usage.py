@@ -106,6 +106,17 @@ class GpuUsageQuery:
         self._on_usage()
 
 
+def read_gpu_usage() -> tuple[GpuUsage, ...]:
+    """Query all GPUs once, and wait for the answer; () without GPUs, or if the driver hangs."""
+    loop, answered = EventLoop(), list[bool]()
+    query = GpuUsageQuery(loop, lambda: answered.append(True))
+    if query.query():
+        while not answered:
+            loop.run_once()
+    query.close()
+    return query.usage or ()
+
+
 def _parse_reply(answer: bytes) -> tuple[GpuUsage, ...] | None:
     try:
         return tuple(

@@ -49,7 +49,8 @@ def world(monkeypatch):
     before = os.listdir("/proc/self/fd")
     streams = Streams(loop, screen, screen, full_tracebacks=False)
     monkeypatch.setattr(loop, "call_later", lambda seconds, callback: timers.append((seconds, callback)))
-    monkeypatch.setattr("ddplaunch.core.output.streams.time", SimpleNamespace(time=lambda: clock.now))
+    times = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
+    monkeypatch.setattr("ddplaunch.core.output.streams.time", times)
 
     def start(rank=0, show=(1, 2), log=None):
         """Open the streams of a rank; return its stdout and stderr."""

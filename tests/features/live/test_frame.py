@@ -57,7 +57,8 @@ from ddplaunch.observe.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
-from ddplaunch.observe.request import JobInspection, last_output_line
+from ddplaunch.observe.output_lines import last_output_line
+from ddplaunch.observe.request import JobInspection
 from ddplaunch.observe.samples.sample import GpuSample, NodeSample, RankSample
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage

@@ -51,7 +51,11 @@ def test_views_of_programs(start_ddplaunch, shown, run_ddplaunch, tmp_path):
     assert refused.returncode == 2
     assert "did you mean vllm?" in refused.stderr
     text = shown("stacks", "views")
-    assert re.search(r"^vllm: ready for \S+, \d+ % CPU \(pid \d+, 127.0.0.1:\d+\)$", text, re.MULTILINE)
+    assert re.search(
+        r"^vllm: ready for \S+, \d+ % CPU(, silent for \S+)? \(pid \d+, 127.0.0.1:\d+\)\n  last line: listening$",
+        text,
+        re.MULTILINE,
+    )
     assert re.search(r"^tb: ended for \S+, exited with code 4$", text, re.MULTILINE)
     (tmp_path / "go").touch()
     assert job.wait() == 0
