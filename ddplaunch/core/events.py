@@ -147,6 +147,8 @@ class ProgramExited(StoredEvent, frozen=True, tag="program_exited"):
     program: TextLine
     code: ExitStatus  # -N for signal N
     attempt: Count
+    peak_memory: Size = 0  # bytes, the maximum of it and its children; 0 if its zygote was lost
+    quiet: NonNegativeFloat | None = None  # seconds since its last output
 
 
 class SignalReceived(StoredEvent, frozen=True, tag="signal"):

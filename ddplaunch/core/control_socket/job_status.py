@@ -18,6 +18,7 @@ from ddplaunch.base.types import (
     NonNegativeFloat,
     Pid,
     RunId,
+    Size,
     TaggedMessage,
     TextLine,
     Timestamp,
@@ -101,6 +102,8 @@ class ProgramStatus(Struct, frozen=True):
     code: ExitStatus | None = None  # -N for signal N
     ready_after_s: NonNegativeFloat | None = None  # since it has its process
     starts: Count = 0
+    peak_memory: Size = 0  # bytes, of all starts that have ended; 0 where unknown
+    quiet: NonNegativeFloat | None = None  # seconds from its last output to its end
 
     @property
     def is_running(self) -> bool:
@@ -130,7 +133,9 @@ def apply_to_programs(programs: tuple[ProgramStatus, ...], event: Event, now: fl
         case events.ProgramReady():
             changes = {"state": "ready", "ready_after_s": event.seconds}
         case events.ProgramExited():
-            changes = {"state": "ended", "code": event.code}
+            peak = next((each.peak_memory for each in programs if each.program == event.program), 0)
+            changes = {"state": "ended", "code": event.code, "quiet": event.quiet}
+            changes["peak_memory"] = max(peak, event.peak_memory)
         case _:
             return programs
     return tuple(replace(each, since=now, **changes) if each.program == event.program else each for each in programs)

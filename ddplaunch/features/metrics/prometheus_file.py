@@ -27,12 +27,18 @@ RANK_METRICS = (
     ("written", "rank_written_bytes_total", "counter",
      "Bytes that a rank and its descendants wrote to files and pipes."),
 )  # fmt: skip
+PROGRAM_METRICS = (
+    ("cpu", "program_cpu_seconds_total", "counter", "CPU time of a program and its descendants; reset at its start."),
+    ("memory", "program_memory_bytes", "gauge",
+     "Memory of a program and its descendants, without shared and file memory."),
+    ("quiet", "program_silent_seconds", "gauge", "Time since a program printed last."),
+)  # fmt: skip
 GPU_METRICS = (
     ("memory_used", "gpu_memory_bytes", "gauge", "Used memory of a GPU."),
     ("power", "gpu_power_watts", "gauge", "Power draw of a GPU."),
     ("slowed", "gpu_slowed", "gauge", "1 while the clock of a GPU is reduced by heat or its power supply."),
 )
-"""Field of a rank's or a GPU's usage, name of its metric, type, and help text."""
+"""Field of a rank's, a program's or a GPU's usage, name of its metric, type, and help text."""
 
 STALL_MERGE_S = 1.0  # two reports of one stall may differ in its beginning by this
 
@@ -101,8 +107,14 @@ class PrometheusFile(NodeSide):
             return
         ready = {f',program="{_escaped(each.program)}"': each.state == "ready" for each in status.programs}
         yield from metric("program_ready", "gauge", "1 while a program beside the ranks is ready.", ready)
+        starts = {f',program="{_escaped(each.program)}"': each.starts for each in status.programs}
+        yield from metric("program_starts_total", "counter", "Starts of a program.", starts)
         if self._snapshot is None:
             return
+
+        programs = {f',program="{_escaped(each.program)}"': each for each in self._snapshot.programs if each.is_running}
+        for field, name, kind, text in PROGRAM_METRICS:
+            yield from metric(name, kind, text, {program: getattr(each, field) for program, each in programs.items()})
 
         ranks = {f',rank="{rank}"': used for rank, used in self._snapshot.usage.items()}
         for field, name, kind, text in RANK_METRICS:

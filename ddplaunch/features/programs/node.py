@@ -240,19 +240,21 @@ class ProgramRunner(NodeSide):
                 self._post(ev.ProgramSpawned(number))
             case node_events.SpawnFailed(rank=number, reason=reason):
                 self._post(ev.ProgramStartFailed(number, reason))
-            case node_events.ProcessExited(rank=number, code=code):
-                self._on_exited(number, code)
+            case node_events.ProcessExited(rank=number, code=code, usage=(peak_memory, *_)):
+                self._on_exited(number, code, peak_memory)
             case node_events.ProcessesSwept(stuck=stuck):
                 self._post(ev.GuardSwept(life, stuck))
             case node_events.ZygoteLost():
                 self._post(ev.GuardLost(life))
 
-    def _on_exited(self, number: int, code: int) -> None:
+    def _on_exited(self, number: int, code: int, peak_memory: int) -> None:
         spec = self._specs[number]
         self._forget_process(number)
         of_option = self._is_of_option(number)
-        self._emit(SidecarExited(spec.name, code) if of_option else ProgramExited(spec.name, code, self._attempt))
         self._streams.read_pending(spec.name)
+        quiet_s = self._streams.quiet_s(spec.name)
+        exited = ProgramExited(spec.name, code, self._attempt, peak_memory, quiet_s)
+        self._emit(SidecarExited(spec.name, code) if of_option else exited)
         self._post(ev.ProgramExited(number, code, "".join(self._last_lines(number, 1)).strip()))
 
     def _is_of_option(self, number: int) -> bool:

@@ -36,6 +36,7 @@ from ddplaunch.features.runs.job_resolver import (
     run_name,
 )
 from ddplaunch.features.runs.period_report import report_since
+from ddplaunch.features.runs.program_usage import with_program_usage
 from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
@@ -79,7 +80,7 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     elif run and (of_job := _runs_of_job(run)):
         run = of_job[-1].run
     found = run_lookup.find_run(default_run() if run is None else run)
-    shares = history_store.read_node_records(found.run)
+    shares = [with_program_usage(each) for each in history_store.read_node_records(found.run)]
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")

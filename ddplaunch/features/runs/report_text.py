@@ -70,7 +70,7 @@ def render_report(
     last = [share.attempts[-1] for share in shares if share.attempts]
     latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
     yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks], across)
-    yield from _format_programs(record, across)
+    yield from _format_programs(shares, across)
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -142,19 +142,24 @@ def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
     return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, ended
 
 
-def _format_programs(record: RunRecord, across: int | None) -> Iterator[str]:
+def _format_programs(shares: Sequence[RunRecord], across: int | None) -> Iterator[str]:
     """Yield the programs beside the ranks."""
-    if not record.programs:
-        return
-    yield ""
-    rows = [_program_row(each, record.fate) for each in record.programs]
-    yield from format_table(("PROGRAM", "KIND", "READY AFTER", "STARTS", "ENDED WITH", "AT"), rows, (), across, ("AT",))
+    rows = [program_row(each, share, unknown="-") for share in shares for each in share.programs]
+    if rows:
+        yield ""
+        yield from format_table([head.upper() for head in PROGRAM_HEADS], rows, (), across, ("AT", "STARTS", "KIND"))
 
 
-def _program_row(each: ProgramStatus, fate: RunState) -> tuple[str, ...]:
-    ready = "-" if each.ready_after_s is None else format_elapsed(each.ready_after_s)
-    ended = format_exit(each.code) if each.code is not None else "-" if fate is RunState.RUNNING else "the job"
-    return each.program, each.kind, ready, str(each.starts), ended, each.place or "-"
+PROGRAM_HEADS = ("program", "kind", "ready after", "starts", "peak memory", "silent for", "ended with", "at")
+
+
+def program_row(each: ProgramStatus, share: RunRecord, *, unknown: str) -> tuple[str, ...]:
+    """Return the cells of a program beside the ranks, under ``PROGRAM_HEADS``."""
+    ready = unknown if each.ready_after_s is None else format_elapsed(each.ready_after_s)
+    memory = format_size(each.peak_memory) if each.peak_memory else unknown
+    silent = unknown if each.quiet is None else format_elapsed(each.quiet)
+    ended = format_exit(each.code) if each.code is not None else unknown if share.ended is None else "the job"
+    return each.program, each.kind, ready, str(each.starts), memory, silent, ended, each.place or unknown
 
 
 def _format_time(moment: float) -> str:

@@ -163,7 +163,6 @@ class ProgramInspection(ProgramStatus, frozen=True):
     host: Name = ""
     cpu: NonNegativeFloat = 0.0  # CPU seconds
     memory: Size = 0  # bytes; 0 if it has no process
-    quiet: NonNegativeFloat | None = None  # seconds since its last output; None if it has no process
     last_line: TextLine = ""  # of its output
     # Set by a command that has inspected twice, or has asked the driver; None is unknown.
     busy: NonNegativeFloat | None = None  # CPUs

@@ -14,7 +14,6 @@ import click
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
-from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
@@ -54,7 +53,6 @@ class InspectSide(NodeSide):
         self._is_isolated = context.job_config.port is None and context.plan.nnodes > 1  # no node sees the others
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._stragglers: StragglerMonitor | None = None
-        self._programs: tuple[ProgramStatus, ...] = ()  # of this node
         self._arrivals: list[CollectiveArrivals] = []  # of ranks that succeeded, after a long run
         # By rank: when it, or a child that it had forked, crashed (monotonic), and in which collectives the ranks were.
         self._crashes: dict[int, tuple[float, str]] = {}
@@ -62,7 +60,7 @@ class InspectSide(NodeSide):
         self._inspections = NodeInspections(
             context.loop,
             self._add_idle_times,
-            lambda: inspect_programs(self._programs, context.node.streams),
+            lambda: inspect_programs(context.job.status().programs, context.node.streams),
             context.screen.show_note,
             node_only=self._is_isolated,
         )
@@ -126,7 +124,6 @@ class InspectSide(NodeSide):
             self._stall_detector.on_output(rank)
 
     def observe(self, event: Event) -> None:
-        self._programs = apply_to_programs(self._programs, event, time.time())
         if self._stall_detector:
             self._stall_detector.observe(event)
         if self._ranks is None or self._stragglers is None:

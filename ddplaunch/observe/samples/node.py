@@ -18,8 +18,15 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.observe.diagnosis.flight_recorder_arrivals import operations_per_rank
-from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
-from ddplaunch.observe.samples.sample import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
+from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProgramInspection
+from ddplaunch.observe.samples.sample import (
+    MAX_COMPARABLE_RATE,
+    GpuSample,
+    NodeSample,
+    ProgramSample,
+    RankSample,
+    ranks_behind,
+)
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import ProcessUsage, read_tree_usage
 from ddplaunch.system.plan.plan import Plan
@@ -44,14 +51,21 @@ class CounterSnapshot(Struct, frozen=True):
     groups: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # collectives completed, by group
     behind_ranks: frozenset[int] = frozenset()
     gpus: tuple[GpuUsage, ...] = ()
+    programs: tuple[ProgramInspection, ...] = ()  # beside the ranks of this node
 
 
 class SampleCollector(NodeSide):
     """Takes the samples of one node, in all attempts, if there is a subscriber."""
 
-    def __init__(self, loop: EventLoop, inspect: Inspect | None, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        inspect: Inspect | None,
+        emit: Callable[[Event], None],
+        inspect_programs: Callable[[], tuple[ProgramInspection, ...]] = lambda: (),
+    ) -> None:
         """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected."""
-        self._loop, self._inspect, self._emit = loop, inspect, emit
+        self._loop, self._inspect, self._emit, self._inspect_programs = loop, inspect, emit, inspect_programs
         self._subscribers: list[OnSample] = []
         self._listeners: list[Callback] = []
         self._began, self._late_interval_s = time.monotonic(), LATER
@@ -120,7 +134,8 @@ class SampleCollector(NodeSide):
             self._early.clear()
         self._schedule(wait)
         if self._plan is not None and (self._before is None or not self._pids):
-            self._publish(CounterSnapshot(self._plan, time.time(), time.monotonic()))
+            programs = self._inspect_programs()
+            self._publish(CounterSnapshot(self._plan, time.time(), time.monotonic(), programs=programs))
         elif not self._is_sampling:
             self._is_sampling = True
             if not self._query_gpus():
@@ -163,7 +178,8 @@ class SampleCollector(NodeSide):
         }
         late = ranks_behind(inspection) if inspection else frozenset[int]()
         gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
-        now = CounterSnapshot(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
+        clocks, programs = (time.time(), time.monotonic()), self._inspect_programs()
+        now = CounterSnapshot(self._plan, *clocks, pids, used, groups, late, gpus or (), programs)
         before, self._before = self._before, now
         self._publish(now, compute_sample(before, now, attempt))
         if inspection and not self._first_known:
@@ -205,7 +221,17 @@ def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) 
         rows.append(RankSample(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
     ranks = {pid: rank for rank, pid in now.pids.items()}
     gpus = tuple(_gpu_sample(each, ranks) for each in now.gpus)
-    return NodeSample(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
+    earlier = {(each.program, each.pid): each.cpu for each in before.programs if each.is_running}
+    programs = tuple(_program_sample(each, earlier, seconds) for each in now.programs if each.is_running)
+    return NodeSample(now.time, seconds, attempt, tuple(sorted(rows)), gpus, programs)
+
+
+def _program_sample(
+    program: ProgramInspection, earlier: Mapping[tuple[str, int], float], seconds: float
+) -> ProgramSample:
+    was = earlier.get((program.program, program.pid))
+    cpus = None if was is None else max(0.0, program.cpu - was) / seconds
+    return ProgramSample(program.program, cpus, float(program.memory), program.quiet)
 
 
 def _completed_collectives(before: CounterSnapshot, now: CounterSnapshot, rank: int) -> int:

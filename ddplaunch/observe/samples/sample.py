@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -38,7 +39,16 @@ class GpuSample(NamedTuple):
     slowed: float | None  # share of the measurements at which heat or the power supply throttled it
 
 
-_Row = tuple[float | None, ...]
+class ProgramSample(NamedTuple):
+    """Averages of one program beside the ranks, with its descendants; None is unknown."""
+
+    program: str
+    cpus: float | None  # busy CPUs
+    memory: float | None  # bytes, the maximum, without file-backed pages
+    quiet: float | None  # seconds since its last output, at the end
+
+
+_Row = tuple[Any, ...]
 
 
 class NodeSample(Struct, frozen=True):
@@ -49,16 +59,18 @@ class NodeSample(Struct, frozen=True):
     attempt: int
     ranks: tuple[RankSample, ...]
     gpus: tuple[GpuSample, ...] = ()
+    programs: tuple[ProgramSample, ...] = ()
 
     def to_json(self) -> str:
         """Return the line for the file of samples."""
-        ranks, gpus = (",".join(map(_row_to_json, rows)) for rows in (self.ranks, self.gpus))
+        ranks, gpus, programs = (",".join(map(_row_to_json, rows)) for rows in (self.ranks, self.gpus, self.programs))
+        more = f',"programs":[{programs}]' if self.programs else ""
         head = f'"time":{self.time:.2f},"seconds":{self.seconds:.2f},"attempt":{self.attempt}'
-        return f'{{{head},"ranks":[{ranks}],"gpus":[{gpus}]}}\n'
+        return f'{{{head},"ranks":[{ranks}],"gpus":[{gpus}]{more}}}\n'
 
 
-def _row_to_json(row: Iterable[float | None]) -> str:
-    texts = ("null" if each is None else f"{each:.4g}" if isinstance(each, float) else str(each) for each in row)
+def _row_to_json(row: Iterable[float | str | None]) -> str:
+    texts = (f"{each:.4g}" if isinstance(each, float) else json.dumps(each) for each in row)
     return f"[{','.join(texts)}]"
 
 
@@ -102,7 +114,14 @@ def _merge_two(first: NodeSample, last: NodeSample) -> NodeSample:
         last.attempt,
         tuple(RankSample(*each) for each in _merge_rows(first.ranks, last.ranks, share, 1, 2)),
         tuple(GpuSample(*each) for each in _merge_rows(first.gpus, last.gpus, share, 2, 3)),
+        tuple(_merge_programs(first, last, share)),
     )
+
+
+def _merge_programs(first: NodeSample, last: NodeSample, share: float) -> Iterator[ProgramSample]:
+    quiet = {each.program: each.quiet for each in (*first.programs, *last.programs)}
+    for row in _merge_rows(first.programs, last.programs, share, 1, 2):
+        yield ProgramSample(*row)._replace(quiet=quiet[row[0]])
 
 
 def _merge_rows(

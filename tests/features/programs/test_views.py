@@ -60,12 +60,13 @@ def test_views_of_programs(start_ddplaunch, shown, run_ddplaunch, tmp_path):
     (tmp_path / "go").touch()
     assert job.wait() == 0
     report = shown("report", "views")
-    assert re.search(r"vllm +service +\S+ +1 +the job +127.0.0.1:\d+", report)
-    assert re.search(r"tb +sidecar +\S+ +1 +.*4", report)
+    assert re.search(r"vllm +service +\S+ +1 +\S+ MiB +\S+ +the job +127.0.0.1:\d+", report)
+    assert re.search(r"tb +sidecar +\S+ +1 +\S+ MiB +\S+ +.*4", report)
     shown("report", "views", "--html", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Programs</h2>" in page or ">Programs<" in page
     assert "<td>vllm</td>" in page
+    assert re.search(r"<td>vllm</td><td>service</td>(<td>[^<]*</td>){2}<td>\S+ MiB</td><td>\S+</td>", page)
     programs = json.loads(shown("report", "views", "--json"))["programs"]
     assert [each["program"] for each in programs] == ["vllm", "tb"]
 
@@ -101,6 +102,9 @@ def test_metrics_have_a_series_for_each_program(start_ddplaunch, tmp_path):
     path = tmp_path / "job.prom"
     wait_until(lambda: path.exists() and 'program="vllm"' in path.read_text(), "the file")
     assert re.search(r'ddplaunch_program_ready\{.*,program="vllm"\} 1\n', path.read_text())
+    wait_until(lambda: "program_memory_bytes" in path.read_text(), "the first sample")
+    for name in ("cpu_seconds_total", "memory_bytes", "silent_seconds"):
+        assert re.search(rf'ddplaunch_program_{name}\{{.*,program="vllm"\}} [\d.]+\n', path.read_text())
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert "program_ready" not in path.read_text()

@@ -14,6 +14,7 @@ from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.features.runs.html_report import charts, output_section, sections, timeline
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageInputs, PageRun
 from ddplaunch.features.runs.html_report.template import SCRIPT, SCRIPT_HASH, STYLE, load_template
+from ddplaunch.features.runs.report_text import PROGRAM_HEADS
 from ddplaunch.features.runs.run_record import RunRecord
 
 STDOUT = "-"
@@ -51,6 +52,7 @@ def render_page(shares: Sequence[RunRecord], inputs: PageInputs = _NOTHING) -> s
         resources=sections.resources(run),
         hosts=sections.hosts(run),
         programs=sections.programs(run),
+        program_heads=PROGRAM_HEADS,
         notes=sections.notes(run),
         plan=inputs.plan,
         devices=sections.devices(run),

@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from statistics import median
 
 from msgspec import Struct
@@ -18,8 +19,10 @@ from ddplaunch.base.text import format_count, format_elapsed, format_ranks, form
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.features.runs.html_report import charts
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageRun, RankRow, time_of_day
+from ddplaunch.features.runs.program_usage import add_program_usage
+from ddplaunch.features.runs.report_text import program_row
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
-from ddplaunch.observe.diagnosis.rank_position import busy_workers, format_exit, worker_name
+from ddplaunch.observe.diagnosis.rank_position import busy_workers, worker_name
 from ddplaunch.observe.diagnosis.stack_groups import StackGroup, group_ranks
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 from ddplaunch.observe.diagnosis.waits import find_waits
@@ -115,12 +118,12 @@ def hosts(run: PageRun) -> Sequence[Sequence[str]]:
 
 def programs(run: PageRun) -> Sequence[Sequence[str]]:
     """Return a row for each program beside the ranks."""
-    rows = []
-    for each in run.first.programs:
-        ready = "–" if each.ready_after_s is None else format_elapsed(each.ready_after_s)
-        ended = "–" if each.code is None else format_exit(each.code)
-        rows.append([each.program, each.kind, ready, str(each.starts), ended, each.place or "–"])
-    return rows
+    samples = chain(run.inputs.readings, repeat(()))
+    return [
+        program_row(each, share, unknown="–")
+        for share, own in zip(run.shares, samples, strict=False)
+        for each in add_program_usage(share.programs, own)
+    ]
 
 
 def devices(run: PageRun) -> Sequence[Sequence[str]]:

@@ -1,0 +1,39 @@
+"""What the programs beside the ranks have used, for the report: from the samples of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from ddplaunch.core.control_socket.job_status import ProgramStatus
+from ddplaunch.features.runs import history_store, sample_file
+from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.observe.samples.sample import NodeSample
+
+
+def with_program_usage(record: RunRecord) -> RunRecord:
+    """Return the record with what the samples in the history say of its programs."""
+    if not record.programs:
+        return record
+    path = os.path.join(history_store.run_dir(record.run), sample_file.sample_file_name(record.node_rank))
+    return replace(record, programs=add_program_usage(record.programs, sample_file.read_samples(path)))
+
+
+def add_program_usage(programs: tuple[ProgramStatus, ...], samples: Iterable[NodeSample]) -> tuple[ProgramStatus, ...]:
+    """Return the programs with their peak memory and last silence.
+
+    The record has only those of programs that ended before the job did, and only the largest of their processes.
+    """
+    peaks, quiet = dict[str, int](), dict[str, float | None]()
+    for each in (each for sample in samples for each in sample.programs):
+        peaks[each.program] = max(peaks.get(each.program, 0), int(each.memory or 0))
+        quiet[each.program] = each.quiet
+
+    def complete(program: ProgramStatus) -> ProgramStatus:
+        peak = max(program.peak_memory, peaks.get(program.program, 0))
+        last = quiet.get(program.program) if program.quiet is None else program.quiet
+        return replace(program, peak_memory=peak, quiet=last)
+
+    return tuple(map(complete, programs))
