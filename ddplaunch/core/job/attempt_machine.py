@@ -18,7 +18,6 @@ from ddplaunch.core.job.job_attempt import (
     JOB_TRANSITIONS,
     PHASES_WITH_RANKS,
     PHASES_WITHOUT_RANKS,
-    SECONDARY_FAILURE_DELAY_S,
     JobAttempt,
     JobPhase,
     JobStep,
@@ -150,7 +149,7 @@ class AttemptMachine(Machine):
             self._stop_with_early_report(now)
         elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the cause
             self._asks_before_stop()
-            self._deadlines.set(due.CauseLate(), now.mono + SECONDARY_FAILURE_DELAY_S)
+            self._deadlines.set(due.CauseLate(), now.mono + self._attempt.wait_for_cause_s)
 
     def _on_ranks_finished(self, node: JoinedNode, now: Now) -> None:
         node.take_step(NodeStep.FINISH)

@@ -22,6 +22,7 @@ from ddplaunch.core.machine import Transitions
 from ddplaunch.core.messages import AttemptReport
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
+PROGRAM_FAILURE_DELAY_S = 5.0  # the same for the end of a server: vLLM takes seconds to end once its engine is gone
 MAX_FAILURE_CHARS = 16 << 20  # of the texts of all failures of an attempt; later ones are cut to one line
 
 
@@ -151,6 +152,11 @@ class JobAttempt(Struct):
         if self.failure_chars >= MAX_FAILURE_CHARS:
             [failure] = limit_text([failure], 0)
         self.failures[failure.rank] = replace(failure, moment=to_local_time(failure.moment, clock, now))
+
+    @property
+    def wait_for_cause_s(self) -> float:
+        """How long to wait for the cause of the first failure, which is a lost connection."""
+        return PROGRAM_FAILURE_DELAY_S if self.awaits_program else SECONDARY_FAILURE_DELAY_S
 
     def add_report(self, node: int, message: AttemptReport) -> None:
         """Add a node's final report, with the last lines of its failed ranks."""

@@ -96,16 +96,16 @@ def test_a_program_that_fails_stops_the_ranks_and_is_the_cause() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_rank_that_lost_its_server_waits_for_the_end_of_that(is_late: bool) -> None:
-    """Also where all ranks have ended by then; a second later it counts as the cause itself."""
+    """Also where all ranks have ended by then; five seconds later it counts as the cause itself."""
     world, _ = started()
     world.at(9, failed(0, 0, message="refused"))
     world.at(9.1, failed(0, 1, message="refused"))
     world.at(9.2, reported(0))
     if is_late:
-        world.at(10, None, "0: end, 1, rank 0 failed, 0 stopped")
+        world.at(14, None, "0: end, 1, rank 0 failed, 0 stopped")
     else:
         text = "vllm is gone (exit code 7)\n  | why\n  meanwhile: rank 0 failed with refused (exit code 1)"
-        world.at(9.9, HAPPENED, "0: note: vllm is gone: stopping the ranks", f"0: end, 7: {text}")
+        world.at(13.9, HAPPENED, "0: note: vllm is gone: stopping the ranks", f"0: end, 7: {text}")
 
 
 def test_a_rank_that_has_failed_before_is_the_cause() -> None:
