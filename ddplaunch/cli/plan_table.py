@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.plan_text import describe_variables, format_headline, format_row, list_commands, list_facts
+from ddplaunch.cli.plan_text import (
+    PROGRAM_HEADS,
+    describe_variables,
+    format_headline,
+    format_row,
+    list_commands,
+    list_facts,
+    list_programs,
+)
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING
 
@@ -39,6 +47,12 @@ def print_table(plan: Plan, options: Sequence[str] | None) -> None:
         facts.add_row(Text(fact.name), Text(fact.value), Text(fact.source, "yellow" if unsure else "dim"))
     show(facts)
     console.print()
+    if programs := list_programs(plan):
+        beside = grid(*PROGRAM_HEADS)
+        for row in programs:
+            beside.add_row(*map(Text, row))
+        show(beside)
+        console.print()
     ranks = grid("rank", "node", "local", "host", "device", "cpus")
     for rank in plan.shown_ranks[:MAX_ROWS]:
         ranks.add_row(*map(Text, format_row(plan, rank)), style="" if rank.node_rank == plan.node_rank else "dim")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from ddplaunch.base.text import display_width
+from ddplaunch.base.types import JsonObject
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.plan.rank_layout import Rank
@@ -29,10 +31,12 @@ def plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
     for fact in list_facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
-    rows = [format_row(plan, rank) for rank in plan.shown_ranks]
-    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
+    if programs := list_programs(plan):
+        for row, cells in _pad_rows(programs):
+            name, kind, node, gpus, ready, after = cells[:-1]
+            yield f"program {name}  {kind}  node {node}  GPUs {gpus}  ready {ready}  after {after}  {row[-1]}"
+        yield ""
+    for row, cells in _pad_rows([format_row(plan, rank) for rank in plan.shown_ranks]):
         number, node, local, host, device, cpus = *cells[:-1], row[-1]
         yield f"rank {number}  node {node}  host {host}  local rank {local}  device {device}  cpus {cpus}"
     yield ""
@@ -43,6 +47,28 @@ def plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
         yield f"note: {note}"
     for node_rank, command in list_commands(plan, options):
         yield f"node {node_rank}: {command}"
+
+
+def _pad_rows(rows: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Yield each row, and its cells as wide as the columns are."""
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield row, [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
+
+
+PROGRAM_HEADS = ("program", "kind", "node", "GPUs", "ready", "after", "command")
+
+
+def list_programs(plan: Plan) -> list[tuple[str, ...]]:
+    """List the programs beside the ranks under ``PROGRAM_HEADS``; none where their GPUs are not known."""
+    return [_format_program(each) for each in plan.programs if each["gpus"] is not None]
+
+
+def _format_program(program: JsonObject) -> tuple[str, ...]:
+    command, gpus, after = ([*map(str, cast("list[object]", program[key]))] for key in ("command", "gpus", "after"))
+    node, shown = str(program.get("node", 0)), format_cpulist(map(int, gpus))
+    facts = shown or "-", str(program["ready"]) or "-", ", ".join(after) or "-"
+    return str(program["name"]), str(program["kind"]), node, *facts, shlex.join(command)
 
 
 def format_headline(plan: Plan) -> str:

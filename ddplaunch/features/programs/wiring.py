@@ -100,9 +100,9 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
 
 
 def describe(options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
-    """Return the notes of a dry run."""
+    """Return the notes of a dry run: on programs only where their GPUs are not known, so that there is no table."""
     programs = _read_programs(options, plan.target.text)
-    notes = [_describe_program(each) for each in (programs.beside if programs else ())]
+    notes = [_describe_program(each) for each in (programs.beside if programs and is_remote else ())]
     sidecars = _read_sidecars(options, plan, is_remote=is_remote)
     return [*notes, *(f"sidecar on node 0: {join(each.command)}" for each in sidecars)]
 

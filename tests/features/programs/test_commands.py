@@ -536,7 +536,8 @@ def test_cwd_nice_and_a_dry_run(begin, run_in_fork, tmp_path):
     options = ("--command", "--name", "eval", "--cwd", "inner", "--nice", "7", "--kind", "sidecar")
     command = (*options, "sh", "-c", "echo $(basename $PWD) $(nice); exec sleep 1000", ":")
     shown = run_in_fork("run", *command, "--dry-run", "--nproc", "1", "--no-python", "true")
-    assert "sidecar eval: sh -c 'echo $(basename $PWD) $(nice); exec sleep 1000'" in shown.stdout
+    (row,) = (line for line in shown.stdout.splitlines() if line.startswith("program "))
+    assert row.startswith("program eval  sidecar  node 0  GPUs -  ready -  after -  sh -c 'echo $(basename $PWD)")
     waits = "while ! test -e go; do sleep 0.02; done"
     job = begin(*command, "--nproc", "1", "--no-python", "sh", "-c", waits)
     wait_for_note(job, f"[eval] inner {os.nice(0) + 7}")

@@ -60,11 +60,11 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
     (tmp_path / "rl.toml").write_text(file.replace("ready =", "gpus = 4\nready ="))
     done = run_in_fork("run", "--dry-run", "rl.toml", env=fake_nvml.environ(8))
     assert done.returncode == 0, done.stderr
-    assert "service vllm, GPUs 4, ready by http:/health:" in done.stdout
-    assert "service env, after vllm: sh -c" in done.stdout
+    rows = [re.sub(" {2,}", "  ", line) for line in done.stdout.splitlines() if line.startswith("program ")]
+    assert rows[0].startswith("program vllm  service  node 0  GPUs 0-3  ready http:/health  after -  ")
+    assert rows[1].startswith("program env  service  node 0  GPUs -  ready -  after vllm  sh -c ")
     plan = json.loads(run_in_fork("run", "rl.toml", "--dry-run", "--json", env=fake_nvml.environ(8)).stdout)
     assert plan["world_size"] == 2
-    assert any(note.startswith("service vllm") for note in plan["notes"])
     assert [(each["name"], each["gpus"], each["after"]) for each in plan["programs"]] == [
         ("vllm", [0, 1, 2, 3], []),
         ("env", [], ["vllm"]),
