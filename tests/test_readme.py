@@ -19,8 +19,9 @@ Read from each page's fenced blocks:
 ``sh``
     commands for the reader's own machines. Each ``ddplaunch run`` and ``submit`` in them must be one that can be
     planned, here, with eight GPUs: it is given ``--dry-run``. Other commands are not looked at.
-``python``
-    where the first line is a comment with a file's name, that file is there for the commands of the page.
+``python``, ``toml``
+    where the first line is a comment with a file's name, that file is there for the commands of the page. What a job
+    file starts is an empty file for ``sh``, if it is not here.
 
 Blocks that type the same, with the same programs, are run once for all of their pages. Those of the README are run
 every day; those of the other pages where this file or all tests are asked for, but for ``sh``, which starts nothing.
@@ -58,7 +59,7 @@ PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((RO
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)[^)]*\)")
-FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
+FILE_NAME = re.compile(r"# (?P<name>\w+\.(py|toml))\n")
 OURS = re.compile(r"([A-Z_]+=\S+ )*ddplaunch (run|submit) ")
 PROMPT = re.compile(r"(n(?P<host>\d))?\$ (?P<command>.*)")
 SET_UP = re.compile(r"^python3 -m venv \.venv && (\.venv/bin/pip install [^&]+ && )+")
@@ -135,7 +136,7 @@ def blocks(page: Path) -> list[Block]:
 @functools.cache
 def programs(page: Path) -> dict[str, str]:
     """The programs that a page shows, by their files' names."""
-    named = [(FILE_NAME.match(block.body), block.body) for block in blocks(page) if block.language == "python"]
+    named = [(FILE_NAME.match(block.body), block.body) for block in blocks(page) if block.language in ("python", "toml")]
     return {name["name"]: text for name, text in named if name}
 
 
@@ -166,6 +167,18 @@ def folder(tmp_path: Path) -> Path:
 def write_programs(page: Path, folder: Path) -> None:
     for name, text in programs(page).items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def write_stand_ins(page: Path, folder: Path) -> str:
+    """Write empty files for the programs that a page starts beside the ranks, and their targets; return their folder."""
+    (folder / "bin").mkdir()
+    files = [text for name, text in programs(page).items() if name.endswith(".toml")]
+    commands = [each for text in files for each in re.findall(r"""^command = ['"]+(\S+)""", text, re.MULTILINE)]
+    for command in {"vllm", *commands}:
+        if shutil.which(command) is None:
+            (folder / "bin" / command).touch(mode=0o755)
+    (folder / "train.py").touch()
+    return str(folder / "bin")
 
 
 def environment(gpus: int, request: pytest.FixtureRequest) -> dict[str, str]:
@@ -336,9 +349,11 @@ def test_commands_on_several_hosts(alike, folder, network, request):
 def test_commands_for_other_machines_can_be_planned(alike, folder, run_in_fork, request):
     write_programs(alike[0].page, folder)
     variables = environment(8, request)
+    variables["PATH"] += os.pathsep + write_stand_ins(alike[0].page, folder)
     for command in alike[0].commands:
-        # Our options stand together, before the target or right behind it.
-        typed = re.sub(r"\bddplaunch (run( (?!-)\S+)?|submit)", r"\g<0> --dry-run", command.typed, count=1)
+        # Our options stand together, before the target or right behind it; of several programs the last has it.
+        before = r".* :(?= )" if " : " in command.typed else r"\bddplaunch (run( (?!-)\S+)?|submit)"
+        typed = re.sub(before, r"\g<0> --dry-run", command.typed, count=1)
         if typed.startswith("ddplaunch ") and not FOR_A_SHELL.search(typed):
             done = run_in_fork(*shlex.split(typed)[1:], cwd=folder, env=variables)
         else:
@@ -378,11 +393,11 @@ def test_a_page_has_one_name():
         assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
 
 
-MAX_WORDS = 47_260
+MAX_WORDS = 47_490
 """Words of the README and of docs/*.md. What one page describes is a link on the others.
 
 Without those for who changes or extends ddplaunch: docs/decisions/, docs/plugins.md.
-1,160 of them are for several programs, which it could not run before: programs.md, and rows elsewhere.
+1,390 of them are for several programs, which it could not run before: programs.md, and rows elsewhere.
 """
 
 
