@@ -136,7 +136,9 @@ def blocks(page: Path) -> list[Block]:
 @functools.cache
 def programs(page: Path) -> dict[str, str]:
     """The programs that a page shows, by their files' names."""
-    named = [(FILE_NAME.match(block.body), block.body) for block in blocks(page) if block.language in ("python", "toml")]
+    named = [
+        (FILE_NAME.match(block.body), block.body) for block in blocks(page) if block.language in ("python", "toml")
+    ]
     return {name["name"]: text for name, text in named if name}
 
 
