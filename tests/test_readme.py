@@ -172,7 +172,7 @@ def write_programs(page: Path, folder: Path) -> None:
 
 
 def write_stand_ins(page: Path, folder: Path) -> str:
-    """Write empty files for the programs that a page starts beside the ranks, and their targets; return their folder."""
+    """Write empty files for the programs that a page starts beside the ranks, and a target; return their folder."""
     (folder / "bin").mkdir()
     files = [text for name, text in programs(page).items() if name.endswith(".toml")]
     commands = [each for text in files for each in re.findall(r"""^command = ['"]+(\S+)""", text, re.MULTILINE)]
