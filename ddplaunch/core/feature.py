@@ -230,6 +230,9 @@ class JobSide:
         """Return whether a rank may have failed because another program of the job has ended, which is known soon."""
         return False
 
+    def on_node_lost(self, node: int, text: str) -> None:
+        """Called when a node is lost, before the job decides what that means; ``text`` says why."""
+
     def on_attempt_start(self, attempt: int) -> None:
         """Called when an attempt begins, before the nodes start its ranks."""
 

@@ -15,6 +15,7 @@ class JobConfig(Struct, frozen=True):
 
     min_nodes: int = 1
     max_nodes: int = 1  # that may join, spares included; equal to min_nodes unless the job is elastic or has spares
+    without_ranks: int = 0  # how many of these, the last ones, never get ranks: features use them; not with spares
     address: str = ""  # node 0's, from --master-addr
     address_may_be_unknown: bool = False  # a name that may not resolve yet
     port: int | None = None  # node 0's control port; None if the nodes are not connected
@@ -39,12 +40,16 @@ class JobConfig(Struct, frozen=True):
     @property
     def max_active_nodes(self) -> int:
         """How many nodes have ranks at most."""
-        return self.max_nodes - self.options[Elastic].spares
+        return self.max_nodes - self.options[Elastic].spares - self.without_ranks
+
+    def may_have_ranks(self, node_rank: int) -> bool:
+        """Whether this node may ever get ranks."""
+        return node_rank < self.max_nodes - self.without_ranks
 
     @property
     def nnodes_text(self) -> str:
         """--nnodes as on the command line: "4", "2:4" or "4 --spares 2"."""
-        most = self.max_active_nodes
-        nodes = f"{self.min_nodes}:{most}" if self.min_nodes < most else str(most)
         spares = self.options[Elastic].spares
+        most = self.max_nodes - spares
+        nodes = f"{self.min_nodes}:{most}" if self.min_nodes < most else str(most)
         return f"{nodes} --spares {spares}" if spares else nodes

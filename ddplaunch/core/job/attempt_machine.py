@@ -218,7 +218,9 @@ class AttemptMachine(Machine):
         self._take_step(JobStep.STOP)
         grace_s = self._options[Stopping].grace if grace_s is None else grace_s
         stop = messages.StopAttempt(self._attempt.number, signal_number, grace_s)
-        self._do(*(do.Send(node.node_rank, stop) for node in self._nodes.values() if node.has_ranks))
+        may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.values()
+        concerned = [each.node_rank for each in nodes if each.has_ranks or not may_have_ranks(each.node_rank)]
+        self._do(*(do.Send(number, stop) for number in concerned))
         self._report_timeout.begin(grace_s, now)
         if not self._attempt.unreported_nodes:  # the job lasted longer than its ranks
             self._check_reports(now)

@@ -13,7 +13,8 @@ from ddplaunch.core.options import Connections, Elastic
 def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: JobPhase) -> JoinRefused | None:
     """Return why a node may not join node 0, whose hello is ``ours``; None if it may."""
     options = nodes.config.options
-    refusal = find_mismatch(ours, theirs, allow_mismatch=options[Connections].allow_mismatch)
+    runs_no_ranks = not nodes.config.may_have_ranks(theirs.node_spec.node_rank)
+    refusal = find_mismatch(ours, theirs, allow_mismatch=options[Connections].allow_mismatch or runs_no_ranks)
     if refusal is None and options[Elastic].spares and len(ours.node_spec.devices) != len(theirs.node_spec.devices):
         ranks, their_ranks = (str(len(hello.node_spec.devices)) for hello in (ours, theirs))
         counts = _format_difference("the number of ranks", ours, ranks, theirs, their_ranks)

@@ -135,6 +135,9 @@ class JobSides(Decider):
         attempt.awaits_program |= explained and len(attempt.failures) == 1
         return explained
 
+    def on_node_lost(self, node: int, text: str) -> None:
+        self._call("on_node_lost", node, text)
+
     def on_attempt_start(self, attempt: int) -> None:
         self._call("on_attempt_start", attempt)
 

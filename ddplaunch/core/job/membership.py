@@ -115,7 +115,8 @@ class Membership:
 
     def select_nodes(self) -> list[JoinedNode]:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
-        usable = {node.node_rank: node for node in self._nodes.sorted_nodes if self.is_usable(node)}
+        may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
+        usable = {node.node_rank: node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)}
         if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace

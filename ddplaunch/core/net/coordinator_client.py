@@ -90,6 +90,7 @@ class CoordinatorClient:
         self._peer_clock = PeerClock()
         self._attempt: int | None = None  # the attempt of which ranks may be left here
         self._latest = -1  # the latest attempt that has started here; -1 before the first
+        self._has_begun = False  # whether node 0 has ordered more than a check
         self._stop_signal: int | None = None
         self._why_lost = ""
         self._start_error: messages.NodeStartError | None = None
@@ -352,8 +353,11 @@ class CoordinatorClient:
             case StartAttempt():
                 self._validate_start(message)
                 self._attempt = self._latest = message.attempt
+                self._has_begun = True
                 interface = self._options[Nodes].interface or addresses.find_interface(self._connection.here)
                 message = replace(message, address=self._connection.there, interface=interface)
+            case messages.AttemptMessage() if not isinstance(message, messages.CheckRequest):
+                self._has_begun = True
         self._on_message(check_payload(message))
 
     def _validate_start(self, order: StartAttempt) -> None:
@@ -386,7 +390,7 @@ class CoordinatorClient:
             self._heartbeat = None
         if self._state is not ConnectionState.JOINED:
             return
-        if self._latest < 0:
+        if not self._has_begun:
             self._set_state(ConnectionState.SEEKING)
             self._deadline = self._loop.call_later(self._options[Connections].join_timeout, self._give_up)
             return self._retry(f"node 0 at {self.address} was lost: {why}")

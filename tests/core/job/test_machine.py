@@ -14,6 +14,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.job import job_attempt
 from ddplaunch.core.job import job_events as ev
+from ddplaunch.core.messages import Versions
 from tests.core.job.job_steps import joined
 from tests.core.job.job_world import (
     WALL,
@@ -91,6 +92,21 @@ HISTORIES: dict[str, History] = {
         step(25, joins(1), "0: status: 1 of 2 to 3 nodes joined, waiting for node 1, 2", "1: accept"),
         step(34, None, "all: status: 2 of 2 to 3 nodes joined, starting in 10 s unless node 2 joins first"),
         step(35, None, "all: start attempt 0"),
+    ),
+    "a node that never gets ranks is waited for, is not compared, and gets the stop": (
+        job(2, min_nodes=3, without_ranks=1),
+        step(0.1, None, "all: status: 2/3 nodes joined, waiting for node 2"),
+        step(0.1, joins(2, versions=Versions("3.10")), "2: accept", "0, 1: start attempt 0"),
+        step(9, signalled(0, SIGINT), "1, 2: note: Ctrl-C on node 0 (n0)", "all: stop, SIGINT, 30 s"),
+        step(9, lost(2)),
+        step(9.1, reported(0)),
+        step(9.2, reported(1), "all: end, 130"),
+    ),
+    "no restart without a node that never gets ranks": (
+        job(2, without_ranks=1, max_restarts=1),
+        step(9, lost(1)),
+        step(9, failed(0, 0), "0: stop, SIGTERM, 30 s"),
+        step(9.1, reported(0), "0: end, 1, rank 0 failed, 0 stopped: 1 of at least 2 nodes are left to start again"),
     ),
     "an interrupt ends the wait for nodes": (
         job(2, min_nodes=3),

@@ -134,14 +134,16 @@ class History:
     def _make_config(self) -> JobConfig:
         choose = self.random.choice
         spares = choose((0, 0, 0, 1, 2))
-        min_nodes = self.random.randint(1, 3)
+        more = choose((0, 0, 1, 2))
+        without_ranks = choose((0, 0, 1)) if not (spares or more) else 0
+        min_nodes = self.random.randint(1, 3) + without_ranks
         hangs = Hangs(stall_timeout=60.0, on_stall=choose(("report", "stop", "restart")))
         options: dict[type[OptionGroup], OptionGroup] = {
             Checking: Checking(check=choose((False, False, True))),
             Hangs: hangs,
         }
         return make_job_config(
-            min_nodes=min_nodes, max_nodes=min_nodes + choose((0, 0, 1, 2)) + spares, spares=spares,
+            min_nodes=min_nodes, max_nodes=min_nodes + more + spares, spares=spares, without_ranks=without_ranks,
             join_timeout=choose((20.0, 1000.0)), join_window=choose((0.0, 10.0)), grace=choose((0.0, 4.0, 30.0)),
             preempt_grace=choose((0.0, 20.0)), max_restarts=choose((0, 1, 5)), restart_backoff=choose((0.0, 3.0)),
             restart_on=choose(("any", "transient", "always")), min_uptime=choose((0.0, 5.0)),
@@ -188,7 +190,7 @@ class History:
                     self.nodes[number] = Node(hello)
         starts = [each.message for each in commands if isinstance(each, do.Send) and isinstance(each.message, START)]
         if starts:
-            assert self.config.min_nodes <= len(starts) <= self.config.max_active_nodes
+            assert self.config.min_nodes - self.config.without_ranks <= len(starts) <= self.config.max_active_nodes
             places = [each.assignment.first_rank for each in starts if each.assignment]
             assert sorted(places) == list(range(0, 2 * len(starts), 2))
 
