@@ -14,8 +14,8 @@ def ask() -> None:
 
 
 ask()
-print("rank", os.environ["RANK"], "got ok from", url, flush=True)
 try:
+    print("rank", os.environ["RANK"], "got ok from", url, flush=True)
     while "once" not in how and not os.path.exists("go"):
         time.sleep(0.02)
         if "ask" in how:

@@ -1,4 +1,5 @@
-"""A server for programs of a job: SERVER PORT [late=S] [exit=CODE] [deaf] [children] [plain] [moved] [mute] [worker].
+"""A server for programs of a job: SERVER PORT [late=S] [exit=CODE] [deaf] [children] [plain] [moved] [mute] [worker]
+[public].
 
 It says "listening", and "asked to end" at SIGTERM. With ``exit`` it ends as soon as there is a file named "end".
 """
@@ -61,6 +62,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 assert socket.gethostname()
-server = Server(("127.0.0.1", port), Handler)
+server = Server(("" if "public" in how else "127.0.0.1", port), Handler)
 print("listening", flush=True)
 server.serve_forever()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddplaunch.core.job.job_attempt import JobPhase
 from ddplaunch.core.job.node_table import NodeTable
+from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinRefused, NodeHello
 from ddplaunch.core.options import Connections, Elastic
 
@@ -47,8 +48,10 @@ def find_mismatch(ours: NodeHello, theirs: NodeHello, *, allow_mismatch: bool) -
     return None
 
 
-def compatibility_warnings(ours: NodeHello, theirs: NodeHello) -> Iterator[str]:
+def compatibility_warnings(ours: NodeHello, theirs: NodeHello, config: JobConfig) -> Iterator[str]:
     """List the differences that are allowed, but may matter later."""
+    if not config.may_have_ranks(theirs.node_spec.node_rank):
+        return
     for what, our_value, their_value, _ in _should_equal(ours, theirs):
         yield _format_difference(what, ours, our_value, theirs, their_value)
     if ours.gpus and theirs.gpus and ours.gpus != theirs.gpus:

@@ -11,8 +11,7 @@ The rules, in plain words:
   the stop, features may ask the ranks what they are doing.
 - A feature may run other programs: their failure stops the ranks too, and the job may last longer than its ranks.
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
-  no process is left there); IDLE nodes have no ranks, and some never get any. A node that does not report in time
-  counts as lost.
+  no process is left there); IDLE nodes have no ranks. A node that does not report in time counts as lost.
 - After the last report ``NextStep`` decides: another attempt after a wait (PAUSING), or the end of the job (ENDED).
 - The steps from phase to phase: ``JOB_TRANSITIONS``; of one node, ``NODE_TRANSITIONS``.
 - A message of an earlier attempt changes nothing, and nothing changes after the end.
@@ -153,9 +152,8 @@ class JobMachine(AttemptMachine):
     def _add_node(self, hello: NodeHello, now: Now) -> None:
         """Add a node that was accepted, to the first attempt or a later one."""
         self._nodes.add(hello)
-        if self._config.may_have_ranks(hello.node_spec.node_rank):
-            for warning in compatibility.compatibility_warnings(self._own_hello, hello):
-                self._note(warning)
+        for warning in compatibility.compatibility_warnings(self._own_hello, hello, self._config):
+            self._note(warning)
         if self.phase is JobPhase.JOINING:
             self._check_joined(now)
         elif self.phase is JobPhase.CHECKING or (self._checks.are_required and self._may_grow):
@@ -304,7 +302,7 @@ class JobMachine(AttemptMachine):
         if node_rank not in self._nodes or self.phase is JobPhase.ENDED:
             return
         node = self._remove_node(node_rank, now)
-        self._sides.on_node_lost(node_rank, f"{node.name} was lost: {why}")
+        self._sides.on_node_lost(node_rank, text := f"{node.name} was lost: {why}")
         if self.phase is JobPhase.JOINING:
             self._note(f"{node.name} has left: {why}")
             return self._check_joined(now)
@@ -312,7 +310,6 @@ class JobMachine(AttemptMachine):
             return self._on_node_gone(node_rank, now)
         if node.phase is NodePhase.DRAINED and not self._attempt.failures and self.phase is JobPhase.RUNNING:
             return self._check_reports(now)  # its ranks had ended with 0
-        text = f"{node.name} was lost: {why}"
         if self.phase in PHASES_WITHOUT_RANKS:
             if self._membership.shortage:
                 return self._end(JobResult(EXIT_UNAVAILABLE, remark=text), now)

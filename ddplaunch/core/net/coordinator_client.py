@@ -130,8 +130,9 @@ class CoordinatorClient:
             self._start_error = message  # sent after joining, so that the other nodes learn it too
             self._loop.call_later(DECLINE_TIMEOUT_S, partial(self._end_with_usage_error, message.message, message.hint))
         # Without ranks here, leave at once on a stop request. But how an attempt ended is decided by node 0, whatever
-        # else is sent to it meanwhile: another node may have got a signal earlier.
-        wants_to_leave = isinstance(message, messages.StopRequested)
+        # else is sent to it meanwhile: another node may have got a signal earlier. So is when other programs end.
+        runs_only_programs = self._has_begun and self._latest < 0
+        wants_to_leave = isinstance(message, messages.StopRequested) and not runs_only_programs
         if self._attempt is None and (wants_to_leave or self._state is ConnectionState.ORPHANED):
             self._end_without_coordinator()
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.text import closest_match
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import Nodes
 from ddplaunch.features.programs.messages import HeldAddress
+from ddplaunch.features.programs.placement import Instance, Placement
 from ddplaunch.features.programs.spec import OWN_FIELDS, Programs, ProgramSpec
+from ddplaunch.system.network.addresses import find_address, resolve
 from ddplaunch.system.network.reserved_port import bind_reusable
 from ddplaunch.system.plan.rendezvous import LOOPBACK
 
@@ -70,8 +75,7 @@ def fill_placeholders(text: str, own: str, names: Iterable[str], address: Callab
         if (placeholder := find_placeholder(found, own, names)) is None:
             return found[0]
         host, number = address(placeholder.program, placeholder.port)
-        bracketed = f"[{host}]" if ":" in host else host
-        return {"port": str(number), "host": host, "address": f"{bracketed}:{number}"}[placeholder.what]
+        return {"port": str(number), "host": host, "address": join_host_port(host, number)}[placeholder.what]
 
     return _FIELD.sub(filled, text)
 
@@ -102,58 +106,95 @@ def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[st
     return ports
 
 
+def join_host_port(host: str, number: int) -> str:
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
 def variable_name(program: str, port: str) -> str:
     """The variable with an address, in all processes of the job."""
     name = "_".join(filter(None, (program, port)))
     return ADDRESS_VARIABLE.replace("NAME", name.upper().replace("-", "_"))
 
 
+def find_own_address(config: JobConfig, node: int) -> str:
+    """Return the address at which other nodes reach this one: that of its interface, or of its route to node 0."""
+    if not config.address:
+        return LOOPBACK
+    if node == 0:
+        return config.address
+    interface = config.options[Nodes].interface
+    if interface and (found := find_address(interface, socket.AF_INET) or find_address(interface, socket.AF_INET6)):
+        return found
+    # Most servers listen on 0.0.0.0, which has no IPv6.
+    for family, where in sorted(resolve(config.address, config.port), key=lambda each: each[0] != socket.AF_INET):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(where)  # sends nothing
+            return str(sock.getsockname()[0])
+    return host_name()
+
+
 class ProgramAddresses:
     """The addresses of all programs as one node knows them, and the ports that it holds for its own."""
 
-    def __init__(self, programs: Programs, target_words: Iterable[str]) -> None:
-        self._programs, self._target_words = programs, target_words
+    def __init__(self, programs: Programs, placement: Placement, node: int, target_words: Iterable[str]) -> None:
+        self._programs, self._placement, self._node, self._target_words = programs, placement, node, target_words
         self._names = [each.name for each in (*programs.beside, programs.target)]
         # Servers set SO_REUSEADDR, or a restart would have to wait for a minute: so they can listen on these ports.
         self._held: dict[tuple[str, str], socket.socket] = {}
-        self._known: dict[tuple[str, str], tuple[str, int]] = {}  # by the names of program and port
+        self._known: dict[tuple[str, str], tuple[str, int]] = {}  # by the names of instance and port
+        self._host = ""
 
-    def hold_ports(self, address: str) -> tuple[HeldAddress, ...]:
-        """Hold the ports of all programs, which they keep through all attempts.
-
-        ``address``: of this node, as others reach it; "" in a job of one.
-        """
-        host = address or LOOPBACK
-        for key, number in list_ports(self._programs, self._target_words).items():
-            if number is None and key not in self._held:
-                self._held[key] = bind_reusable(socket.AF_INET, "" if address else LOOPBACK, 0)
-            self._known[key] = host, number or self._held[key].getsockname()[1]
-        for name in self._names:  # for {vllm.host} of a program without a port
-            self._known.setdefault((name, ""), (host, 0))
-        return tuple(HeldAddress(*key, *where) for key, where in self._known.items())
+    def hold_ports(self, config: JobConfig) -> tuple[HeldAddress, ...]:
+        """Hold the ports of all programs of this node, which they keep through all attempts."""
+        self._host = host = self._host or find_own_address(config, self._node)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found: list[HeldAddress] = []
+        ports = list_ports(self._programs, self._target_words)
+        for instance in self._placement.on(self._node):
+            own = {port: number for (program, port), number in ports.items() if program == instance.program}
+            for port, number in ({"": 0} | own).items():  # of a program without a port, for {vllm.host}
+                key = instance.spec.name, port
+                if number is None and key not in self._held:
+                    self._held[key] = bind_reusable(family, "" if config.address else LOOPBACK, 0)
+                found.append(HeldAddress(*key, host, self._held[key].getsockname()[1] if number is None else number))
+        if self._node == 0:
+            found.append(HeldAddress(self._programs.target.name, "", host, 0))
+        return tuple(found)
 
     def learn(self, addresses: Iterable[HeldAddress]) -> None:
         self._known = {(each.program, each.port): (each.host, each.number) for each in addresses}
 
     def release_ports(self, name: str | None = None) -> None:
-        """Stop holding the ports of this program, or of all."""
-        for (program, _), held in self._held.items():
-            if name in (None, program):
+        """Stop holding the ports of this instance, or of all."""
+        for (instance, _), held in self._held.items():
+            if name in (None, instance):
                 held.close()
 
-    def of(self, program: str, port: str = "") -> tuple[str, int]:
+    def of(self, instance: str, port: str = "") -> tuple[str, int]:
         """Return host and port; the port is 0 if the program has none."""
-        return self._known.get((program, port), (LOOPBACK, 0))
+        return self._known.get((instance, port), (LOOPBACK, 0))
 
-    def text_of(self, program: str) -> str:
+    def text_of(self, instance: str) -> str:
         """Return "host:port"; "" if the program has none."""
-        host, port = self.of(program)
-        return f"{host}:{port}" if port else ""
+        host, port = self.of(instance)
+        return join_host_port(host, port) if port else ""
 
-    def fill(self, text: str, own: str) -> str:
-        """Replace the placeholders in a text of this program; ``own``: "" for the ranks' program."""
-        return fill_placeholders(text, own, self._names, self.of)
+    def fill(self, text: str, own: Instance | None) -> str:
+        """Replace the placeholders in a text of this program; ``own``: None for the ranks' program."""
+
+        def address(program: str, port: str) -> tuple[str, int]:
+            if own and program == own.program:
+                return self.of(own.spec.name, port)
+            return self.of(self._placement.nearest(program, self._node), port)
+
+        return fill_placeholders(text, own.program if own else "", self._names, address)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables with all addresses."""
-        return {variable_name(*key): f"{host}:{port}" for key, (host, port) in self._known.items() if port}
+        """Return the variables with the addresses of all programs."""
+        found = {}
+        for program in self._names:
+            name = self._placement.nearest(program, self._node)
+            for (instance, port), (host, number) in self._known.items():
+                if instance == name and number:
+                    found[variable_name(program, port)] = join_host_port(host, number)
+        return found

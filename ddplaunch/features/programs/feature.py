@@ -10,6 +10,8 @@ from ddplaunch.features.programs.options import ProgramOptions
 
 if TYPE_CHECKING:
     from ddplaunch.base.options import Options
+    from ddplaunch.core.job_config import JobConfig
+    from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
     from ddplaunch.system.plan.planner import PlanSpec
     from ddplaunch.system.target.target import Target
@@ -32,6 +34,22 @@ class OtherPrograms(Feature):
         from ddplaunch.features.programs.wiring import complete_spec
 
         return complete_spec(options, spec, target, is_remote=is_remote)
+
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        if not options[ProgramOptions].program:
+            return config
+        from ddplaunch.features.programs.wiring import configure_job
+
+        return configure_job(config, options)
+
+    def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
+        """Leave out the imports where no ranks run."""
+        if not options[ProgramOptions].program:
+            return zygote_plan
+        from ddplaunch.core.zygote_plan import ZygotePlan
+        from ddplaunch.features.programs.wiring import is_without_ranks
+
+        return ZygotePlan(source="no ranks here") if is_without_ranks(options, plan) else zygote_plan
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         if options[ProgramOptions].are_used:

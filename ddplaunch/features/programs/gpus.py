@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_count, group_consecutive, join_names
-from ddplaunch.features.programs.spec import Programs
+from ddplaunch.features.programs.spec import ProgramSpec
 from ddplaunch.system.devices.visible_gpus import visible_gpus
 from ddplaunch.system.plan.hardware import Hardware
 
@@ -24,14 +24,20 @@ class GpuDivision(NamedTuple):
 
 
 def divide_gpus(
-    programs: Programs, target_gpus: str | None, hardware: Hardware, environ: Mapping[str, str]
+    specs: Iterable[ProgramSpec],
+    target: ProgramSpec | None,
+    target_gpus: str | None,
+    hardware: Hardware,
+    environ: Mapping[str, str],
 ) -> GpuDivision:
     """Divide the GPUs: lists first, then numbers in the order of the programs; the ranks get the rest.
 
-    ``target_gpus``: the value of ``--gpus``. Raises UsageError if there are too few, or one is given twice.
+    ``specs``, ``target``: the programs of this node, and that of its ranks, None without any; ``target_gpus``: the
+    value of ``--gpus``. Raises UsageError if there are too few, or one is given twice.
     """
-    wanted = {each.name: each.gpus for each in programs.beside if each.gpus not in ("", 0)}
-    name, count = programs.target.name, programs.target.gpus
+    wanted = {each.name: each.gpus for each in specs if each.gpus not in ("", 0)}
+    name, count = (target.name, target.gpus) if target else ("", "none")
+    target_gpus = target_gpus if target else "none"
     if not wanted and not count:
         return GpuDivision({}, None)
     visible = [each.gpu.index for each in visible_gpus(hardware, None, environ).gpus]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from ddplaunch.base.errors import EXIT_UNAVAILABLE
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import JobContext, JobSide
 from ddplaunch.core.job.job_attempt import StopCause
-from ddplaunch.core.messages import FromNode, RanksFinished
+from ddplaunch.core.messages import FromNode, NoteMessage, RanksFinished
 from ddplaunch.features.programs.messages import (
     HeldAddress,
     HoldPorts,
-    MainsDone,
+    MainDone,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
     ReadyPrograms,
     StartPrograms,
 )
+from ddplaunch.features.programs.placement import place_programs
 from ddplaunch.features.programs.spec import Programs
 
 _LOST_SERVER = re.compile(
@@ -28,53 +32,82 @@ _LOST_SERVER = re.compile(
 
 
 class ProgramsJob(JobSide):
-    """All programs are on node 0, whose ports are known before any program starts."""
+    """No program starts before the addresses of all are known."""
 
     def __init__(self, context: JobContext, programs: Programs) -> None:
         self._context, self._programs = context, programs
+        self._placement = placement = place_programs(programs, context.config.max_nodes)
+        self._holders = {0, *(each.node for each in placement.instances)}  # nodes that hold ports
         self._has_services = any(each.kind == "service" for each in programs.beside)
         self._attempt = -1
-        self._addresses: tuple[HeldAddress, ...] | None = None  # None until they are known
+        self._held: dict[int, tuple[HeldAddress, ...]] = {}  # by node
+        self._addresses: tuple[HeldAddress, ...] | None = None  # None until all are known
         self._ready: list[str] = []
         self._finished: set[int] = set()  # nodes whose ranks have all succeeded
-        self._mains_done = False
+        self._mains_left: set[str] = set()  # those that have not ended
 
     def before_start(self, attempt: int) -> HoldPorts:
-        self._attempt, self._addresses, self._mains_done = attempt, None, False
+        self._attempt, self._addresses = attempt, None
+        self._held.clear()
         self._ready.clear()
         self._finished.clear()
+        self._mains_left = {each.spec.name for each in self._placement.instances if each.spec.kind == "main"}
         return HoldPorts(attempt, None)
 
     def on_message(self, node: int, message: FromNode) -> None:
-        context = self._context
         match message:
-            case PortsHeld(attempt=self._attempt, addresses=addresses) if node == 0:
-                self._addresses = addresses
-                context.send_to_all(StartPrograms(self._attempt, addresses))
-            case PortsHeld(attempt=self._attempt) if self._addresses is not None:  # it may have joined later
-                context.send(node, StartPrograms(self._attempt, self._addresses))
-                context.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
+            case PortsHeld(attempt=self._attempt, addresses=addresses):
+                self._on_ports_held(node, addresses)
             case ProgramIsReady(attempt=self._attempt, name=name):
+                self._check_owner(node, [name])
                 self._ready.append(name)
-                context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
+                self._context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
             case RanksFinished():
                 self._finished.add(node)
             case ProgramFailed(attempt=self._attempt, code=code, reason=reason, tail=tail) if not self._is_done:
                 lines = ["  its last lines:", *(f"  | {line}" for line in tail)] if tail else []
-                details = "\n".join(lines)
-                self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
-            case MainsDone(attempt=self._attempt):
-                self._mains_done = True
+                self._fail(code, reason, "\n".join(lines))
+            case MainDone(attempt=self._attempt, name=name):
+                self._check_owner(node, [name])
+                self._mains_left.discard(name)
                 self._context.allow_end()
+
+    def _check_owner(self, node: int, names: Iterable[str]) -> None:
+        """Raise ProtocolError if a program is not one of this node."""
+        if wrong := {*names} - {each.spec.name for each in self._placement.on(node)}:
+            raise ProtocolError(f"a message about {min(wrong)}, a program of another node")
+
+    def _on_ports_held(self, node: int, addresses: tuple[HeldAddress, ...]) -> None:
+        names = {each.program for each in addresses}
+        self._check_owner(node, names if node else names - {self._programs.target.name})
+        self._held[node] = addresses
+        context = self._context
+        if self._addresses is not None:  # it may have joined later
+            context.send(node, StartPrograms(self._attempt, self._addresses))
+            context.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
+        elif self._holders <= self._held.keys():
+            self._addresses = tuple(each for held in self._held.values() for each in held)
+            context.send_to_all(StartPrograms(self._attempt, self._addresses))
+
+    def on_node_lost(self, node: int, text: str) -> None:
+        here = [each.spec.kind for each in self._placement.on(node)]
+        if here and self._attempt >= 0 and not self._is_done:
+            if {*here} != {"sidecar"}:
+                self._fail(EXIT_UNAVAILABLE, text)
+            elif not self._context.config.may_have_ranks(node):
+                self._context.send_to_all(NoteMessage(f"{text}; the job continues"))
+
+    def _fail(self, code: int, reason: str, details: str = "") -> None:
+        self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
 
     @property
     def _is_done(self) -> bool:
         """Whether ranks and mains are done, so that no service is needed any more."""
         with_ranks = {number for number, node in self._context.nodes.items() if node.has_ranks}
-        return self._mains_done and bool(self._finished) and with_ranks <= self._finished
+        return not self._mains_left and bool(self._finished) and with_ranks <= self._finished
 
     def holds_end(self) -> bool:
-        return not self._mains_done
+        return bool(self._mains_left)
 
     def may_explain(self, failure: RankFailure) -> bool:
         return self._has_services and bool(_LOST_SERVER.search((failure.message or "").partition("\n")[0]))

@@ -29,7 +29,7 @@ from ddplaunch.features.programs.spec import (
 SUFFIX = ".toml"
 MAX_FILE_BYTES = 1 << 20
 _TABLE = "programs"
-_KEYS_OF_BOTH = ("kind", "gpus", "after", "env")
+_KEYS_OF_BOTH = ("kind", "gpus", "nodes", "after", "env")
 _KEYS_OF_COMMANDS = ("ready", "ready-timeout", "grace", "nice", "cwd", "hold")
 KEYS = ("command", "target", *_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS)
 

@@ -70,6 +70,7 @@ class Gate(NamedTuple):
 
     after: Collection[str]  # programs, also of other nodes
     target: str  # the name of the ranks' program in messages
+    elsewhere: Collection[str] = ()  # those of other nodes that the footer names
 
 
 class ProgramsMachine:
@@ -85,7 +86,7 @@ class ProgramsMachine:
         self._attempt = -1
         self._stopping: tuple[Life, ...] = ()  # whose programs are being stopped
         self._finishing = self._was_guard_lost = self._end_expected = False
-        self._gate_open = self._failed = self._mains_done = False
+        self._gate_open = self._failed = False
         self._main_signal = 0  # that mains get, also those that start later
         self._footer = ""
         self.is_over = False
@@ -110,6 +111,7 @@ class ProgramsMachine:
                     self._continue(now)
             case ev.ReadyElsewhere(names=names):
                 self._ready_elsewhere.update(names)
+                self._show_waiting()
                 self._continue(now)
             case ev.ProgramSpawned(number=number):
                 self._on_spawned(number, now)
@@ -155,7 +157,7 @@ class ProgramsMachine:
 
     def _begin(self, now: Now) -> None:
         """Start what can start; no program of an earlier attempt is left."""
-        self._gate_open = self._failed = self._mains_done = False
+        self._gate_open = self._failed = False
         self._main_signal = 0
         for program in self.programs:
             if program.life is Life.ATTEMPT:
@@ -164,6 +166,7 @@ class ProgramsMachine:
             if state is GuardState.NONE and any(each.state is ProgramState.WAITING for each in self._of(life)):
                 self._guards[life] = GuardState.STARTING
                 self._do(do.StartGuard(life))
+        self._show_waiting()
         self._continue(now)
 
     def _continue(self, now: Now) -> None:
@@ -182,7 +185,6 @@ class ProgramsMachine:
             self._gate_open = True
             self._show_footer("")
             self._do(do.OpenGate(self._attempt))
-        self._check_mains()
 
     def _on_spawned(self, number: int, now: Now) -> None:
         program = self.programs[number]
@@ -216,10 +218,12 @@ class ProgramsMachine:
         self._continue(now)
 
     def _show_waiting(self) -> None:
+        if self._gate_open or self._finishing or self._failed or self._attempt < 0:
+            return
         waits = [each.spec for each in self.programs if each.state is ProgramState.STARTING and each.spec.ready]
-        if not (self._gate_open or self._finishing):
-            text = ", ".join(f"{each.name} ({each.ready})" for each in waits)
-            self._show_footer(f"waiting for {text}" if text else "")
+        elsewhere = [each for each in self._gate.elsewhere if each not in self._ready_elsewhere]
+        text = join_names([*(f"{each.name} ({each.ready})" for each in waits), *elsewhere])
+        self._show_footer(f"waiting for {text}" if text else "")
 
     def _show_footer(self, text: str) -> None:
         if text != self._footer:
@@ -261,6 +265,7 @@ class ProgramsMachine:
             self._fail(exit_code, f"{name} {how}", number)
         else:
             program.counts_as_ready = True
+            self._do(do.ReportMainDone(number))
         self._continue(now)
 
     def _fail(self, code: int, reason: str, number: int | None) -> None:
@@ -268,14 +273,6 @@ class ProgramsMachine:
             self._failed = True
             self._show_footer("")
             self._do(do.ReportFailure(self._attempt, code, reason, number, self._gate_open))
-
-    def _check_mains(self) -> None:
-        """Report once that all mains of this node have ended with 0."""
-        mains = [each for each in self.programs if each.spec.kind == "main"]
-        done = all(each.state is ProgramState.ENDED and each.counts_as_ready for each in mains)
-        if done and not (self._mains_done or self._failed):
-            self._mains_done = True
-            self._do(do.ReportMainsDone(self._attempt))
 
     # ------------------------------------------------------------------------------------------------------- stopping
 

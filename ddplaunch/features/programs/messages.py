@@ -54,7 +54,8 @@ class ProgramFailed(FeatureMessage, FromNode, frozen=True):
     tail: TailLines = ()
 
 
-class MainsDone(FeatureMessage, FromNode, frozen=True):
-    """All mains of this node have ended with 0."""
+class MainDone(FeatureMessage, FromNode, frozen=True):
+    """A main of this node has ended with 0."""
 
     attempt: Count
+    name: Name

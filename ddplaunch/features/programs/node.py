@@ -7,7 +7,6 @@ them if the launcher is killed.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from ddplaunch.core.events import (
     Event,
     JobPreempted,
     ProgramExited,
-    ProgramPlanned,
     ProgramReady,
     ProgramStarted,
     SignalReceived,
@@ -34,18 +32,15 @@ from ddplaunch.core.events import (
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import CheckPassed, CheckRequest, Message, PreemptRanks, StopAttempt
 from ddplaunch.core.node import node_events
-from ddplaunch.core.options import Ranks
 from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
 from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.features.programs import program_commands as do
 from ddplaunch.features.programs import program_events as ev
-from ddplaunch.features.programs.addresses import ProgramAddresses
-from ddplaunch.features.programs.gpus import divide_gpus, format_gpus, gpu_variables
-from ddplaunch.features.programs.machine import Gate, ProgramsMachine, ProgramState
+from ddplaunch.features.programs.machine import ProgramsMachine, ProgramState
 from ddplaunch.features.programs.messages import (
     HoldPorts,
-    MainsDone,
+    MainDone,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
@@ -53,6 +48,7 @@ from ddplaunch.features.programs.messages import (
     StartPrograms,
 )
 from ddplaunch.features.programs.program_commands import Life
+from ddplaunch.features.programs.program_jobs import ProgramJobs
 from ddplaunch.features.programs.ready import ReadyProbe
 from ddplaunch.features.programs.sidecars import (
     SidecarExited,
@@ -62,19 +58,11 @@ from ddplaunch.features.programs.sidecars import (
     format_tunnel_hint,
 )
 from ddplaunch.features.programs.spec import Programs, ProgramSpec
-from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.processes import proc_utils, process_limits
 
 TAIL_BYTES = 8192  # of the last output, for the pattern of the URL, and for a message
 READY_BYTES = 1 << 16  # of the last output, for the line that says that it is ready
 REPORTED_LINES = 10  # the last ones of a program that has failed
-RANK_VARIABLES = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
-        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    }
-)
-"""Variables of a rank, which a program must not inherit from one: it would take itself for a rank."""
 
 
 class Guard:
@@ -108,16 +96,13 @@ class ProgramRunner(NodeSide):
         self._loop = context.loop
         self._loop.on_error = self._on_bug
         self._programs, self._url_patterns = programs, url_patterns
-        here = programs.beside if programs and context.plan.node_rank == 0 else ()
-        self._specs, self._sidecar_count = (*here, *sidecars), len(sidecars)
-        target = programs.target.name if programs else os.path.basename(context.plan.target.text)
-        self._machine = ProgramsMachine(self._specs, Gate(programs.gate if programs else (), target))
+        self._jobs = jobs = ProgramJobs(context, programs, sidecars)
+        self._specs, self._sidecar_count, self._addresses = jobs.specs, len(sidecars), jobs.addresses
+        self._machine = ProgramsMachine(self._specs, jobs.gate)
         self._guards: dict[Life, Guard] = {}
         self._pids: dict[int, tuple[int, int | None]] = {}  # by program: pid and pidfd
         self._started_at: dict[int, float] = {}
         self._probes: dict[int, ReadyProbe] = {}
-        self._addresses = ProgramAddresses(programs, context.plan.target.args) if programs else None
-        self._gpu_variables: dict[str, Mapping[str, str]] = {}
         self._attempt = 0
         self._temp_dir = RunTempDir("ddplaunch-sidecars")
         self._announced: set[str] = set()
@@ -131,9 +116,7 @@ class ProgramRunner(NodeSide):
     def on_check(self, request: CheckRequest) -> bool:
         if self._addresses is None or not isinstance(request, HoldPorts):
             return False
-        here = self._context.plan.node_rank == 0
-        held = self._addresses.hold_ports(self._context.job_config.address) if here else ()
-        self._send(PortsHeld(request.attempt, held))
+        self._send(PortsHeld(request.attempt, self._addresses.hold_ports(self._context.job_config)))
         return True
 
     def on_message(self, message: Message) -> None:
@@ -142,7 +125,7 @@ class ProgramRunner(NodeSide):
                 assert self._addresses
                 self._attempt = attempt
                 self._addresses.learn(addresses)
-                self._plan_programs()
+                self._show_plan()
                 self._begin(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
                 self._post(ev.ReadyElsewhere(names))
@@ -156,11 +139,7 @@ class ProgramRunner(NodeSide):
             self._loop.call_soon(lambda: self._begin(ranks.number))  # once the ranks are requested
 
     def complete_job(self, job: RankJob) -> None:
-        if self._programs and self._addresses:
-            fill = self._addresses.fill
-            job["args"] = [fill(word, "") for word in job["args"]]
-            own = {name: fill(value, "") for name, value in self._programs.target.env.items()}
-            job["env"] |= {**self._addresses.variables(), **own}
+        self._jobs.complete_rank(job)
 
     def observe(self, event: Event) -> None:
         match event:
@@ -199,25 +178,12 @@ class ProgramRunner(NodeSide):
             if self._specs[index].kind == "main" and proc_utils.is_caught(pid, number):
                 self._send_signal(index, number)
 
-    # ------------------------------------------------------------------------------------------------ ports and GPUs
-
-    def _plan_programs(self) -> None:
-        """Find the GPUs of each program, without which the ranks were planned (``Feature.adjust_spec``)."""
-        programs, environ = self._programs, self._tree.environ
-        if not (programs and self._addresses) or self._context.plan.node_rank or self._gpu_variables:
-            return
-        hardware = read_hardware()
-        target_gpus = self._context.options[Ranks].gpus
-        division = divide_gpus(programs, target_gpus, hardware, environ)
-        for spec in programs.beside:
-            indices = division.by_program.get(spec.name, ())
-            self._gpu_variables[spec.name] = gpu_variables(hardware, indices, environ)
-            _, port = self._addresses.of(spec.name)
-            address = self._addresses.text_of(spec.name)
-            self._emit(ProgramPlanned(spec.name, spec.kind, format_gpus(indices), address))
-            facts = [f"GPUs {format_gpus(indices)}"] * bool(indices) + [f"port {port}"] * bool(port)
-            if facts:
-                self._show_note(f"{spec.name}: {', '.join(facts)}")
+    def _show_plan(self) -> None:
+        for plan in self._jobs.plan_programs(self._context.options):
+            self._emit(plan)
+            _, port = self._jobs.addresses.of(plan.program) if self._jobs.addresses else ("", 0)
+            if facts := [f"GPUs {plan.gpus}"] * bool(plan.gpus) + [f"port {port}"] * bool(port):
+                self._show_note(f"{plan.program}: {', '.join(facts)}")
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -301,8 +267,8 @@ class ProgramRunner(NodeSide):
                 self._send_signal(number, which)
             case do.OpenGate(attempt=attempt) if self._programs:
                 self._send(CheckPassed(attempt))
-            case do.ReportMainsDone(attempt=attempt) if self._programs:
-                self._send(MainsDone(attempt))
+            case do.ReportMainDone(number=number):
+                self._send(MainDone(self._attempt, self._specs[number].name))
             case do.ReportReady(number=number) if self._programs:
                 self._report_ready(number)
             case do.ReportFailure():
@@ -324,7 +290,7 @@ class ProgramRunner(NodeSide):
     def _start_guard(self, life: Life) -> None:
         shielded = signals_to_block(self._preempt_signal)
         try:
-            zygote = ZygoteClient(self._loop, listener=None, environment=self._environment(), shielded=shielded)
+            zygote = ZygoteClient(self._loop, listener=None, environment=self._jobs.environment(), shielded=shielded)
         except process_limits.ResourceLimitError as error:
             for number, program in enumerate(self._machine.programs):
                 if program.life is life:
@@ -335,43 +301,14 @@ class ProgramRunner(NodeSide):
         if self._url_patterns and life is Life.JOB:
             self._temp_dir.create(zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
 
-    def _environment(self) -> dict[str, str]:
-        """Return the launcher's variables without those of a rank, in which the launcher may run."""
-        left_out = {name for name in self._tree.environ if name.startswith("TORCHELASTIC_")} | RANK_VARIABLES
-        return {name: value for name, value in self._tree.environ.items() if name not in left_out}
-
     def _build_job(self, number: int, fds: dict[str, int]) -> ProgramJob:
         spec = self._specs[number]
         show, log = spec.name not in self._url_patterns, f"{spec.name}{attempt_suffix(self._attempt)}.log"
         log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_of_option(number) else log)
         on_output = self._loop.guard(partial(self._on_output, number))
         self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
-        variables = {"PYTHONUNBUFFERED": "1"}  # its output goes to a pipe, and is shown at once
-        words, own_variables = spec.command, dict(spec.env)
-        if self._addresses:
-            words = tuple(self._addresses.fill(word, spec.name) for word in words)
-            own_variables = {name: self._addresses.fill(value, spec.name) for name, value in own_variables.items()}
-            variables |= {**self._addresses.variables(), "DDPLAUNCH_PROGRAM": spec.name}
-            variables |= self._gpu_variables.get(spec.name, {})
-            if not spec.hold:
-                self._addresses.release_ports(spec.name)
-        if spec.name in self._url_patterns and self._temp_dir.path:
-            variables["TMPDIR"] = self._temp_dir.path
-        command, *args = words
-        job: ProgramJob = {
-            "rank": number,
-            "kind": "program",
-            "target_text": command,
-            "path": shutil.which(command, path=own_variables.get("PATH")) or command,
-            "args": args,
-            "env": {**variables, **own_variables},
-            "cpus": None,
-        }
-        if spec.nice:
-            job["nice"] = spec.nice
-        if spec.cwd:
-            job["cwd"] = os.path.expanduser(spec.cwd)
-        return job
+        temp_dir = self._temp_dir.path if spec.name in self._url_patterns else None
+        return self._jobs.build(number, {"TMPDIR": temp_dir} if temp_dir else {})
 
     def _start_probe(self, number: int) -> None:
         spec = self._specs[number]
@@ -379,16 +316,15 @@ class ProgramRunner(NodeSide):
         if condition.kind == "line" or self._addresses is None:
             return
         if condition.kind == "file":
-            path = os.path.join(os.path.expanduser(spec.cwd), self._addresses.fill(condition.what, spec.name))
-            condition = condition._replace(what=path)
+            condition = condition._replace(what=self._jobs.fill_path(number, condition.what))
         on_ready = partial(self._post, ev.ConditionMet(number))
         self._probes[number] = ReadyProbe(self._loop, condition, self._addresses.of(spec.name), on_ready)
 
     def _report_ready(self, number: int) -> None:
         spec = self._specs[number]
-        self._send(ProgramIsReady(self._attempt, spec.name))
         if self._is_of_option(number):
             return
+        self._send(ProgramIsReady(self._attempt, spec.name))
         seconds = time.monotonic() - self._started_at.get(number, time.monotonic())
         address = self._addresses.text_of(spec.name) if self._addresses else ""
         self._emit(ProgramReady(spec.name, seconds, self._attempt))

@@ -59,10 +59,10 @@ class ReportFailure(ProgramCommand, frozen=True):
     ranks_run: bool
 
 
-class ReportMainsDone(ProgramCommand, frozen=True):
-    """All mains of this node have ended with 0; also where it has none."""
+class ReportMainDone(ProgramCommand, frozen=True):
+    """A main has ended with 0."""
 
-    attempt: int
+    number: int
 
 
 class SweepGuard(ProgramCommand, frozen=True):

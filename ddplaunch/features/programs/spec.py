@@ -18,6 +18,7 @@ from ddplaunch.base.text import closest_match, join_alternatives, join_names
 from ddplaunch.base.types import WEEK_S, parse
 from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.system.plan.numbers import parse_int
+from ddplaunch.system.plan.rank_layout import MAX_NODES
 
 Kind = Literal["main", "service", "sidecar"]
 """The job is done when all mains have returned 0; a service must live until then; a sidecar's end does not matter."""
@@ -55,6 +56,7 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     nice: int = 0
     cwd: str = ""
     hold: bool = True  # whether its ports are held until it listens
+    nodes: int = 0  # how many nodes it has for itself, one process on each; 0: it is on node 0. Of the target: 0 is all
     is_target: bool = False
 
     @property
@@ -169,6 +171,12 @@ class SpecReader:
         read = parse_int(value) if isinstance(value, str) else value
         if isinstance(read, bool) or not isinstance(read, int) or not -20 <= read <= 19:
             raise self._error("nice", value, "a number from -20 to 19")
+        return read
+
+    def nodes(self, value: object) -> int:
+        read = parse_int(value) if isinstance(value, str) else value
+        if isinstance(read, bool) or not isinstance(read, int) or not 1 <= read <= MAX_NODES:
+            raise self._error("nodes", value, "a number of nodes, from 1 up")
         return read
 
     def gpus(self, value: object) -> int | str:

@@ -6,25 +6,30 @@ import errno
 import os
 import shutil
 import socket
+from collections.abc import Iterable
 from shlex import join
 
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
+from ddplaunch.base.text import format_count, join_names
 from ddplaunch.base.types import JsonObject
 from ddplaunch.core.feature import FeatureContext, JobContext, JobSide, NodeSide
-from ddplaunch.core.options import Connections, Stopping
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import Connections, DryRun, Elastic, Nodes, Stopping
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.gpus import divide_gpus
 from ddplaunch.features.programs.job import ProgramsJob
 from ddplaunch.features.programs.node import ProgramRunner
 from ddplaunch.features.programs.options import ProgramOptions
+from ddplaunch.features.programs.placement import Instance, Placement, place_programs
 from ddplaunch.features.programs.sidecars import read_sidecars, read_url_patterns
 from ddplaunch.features.programs.spec import Programs, ProgramSpec, decode_programs
 from ddplaunch.features.programs.words import default_target_name
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.network.reserved_port import bind_reusable, describe_listener
+from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.planner import PlanSpec
 from ddplaunch.system.target.target import Target
@@ -43,25 +48,72 @@ def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> 
 
 
 def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
-    """Return the planner's input with the programs, and the GPUs that they leave to the ranks.
+    """Return the planner's input with the programs, and the GPUs that they leave to the ranks of this node.
 
-    All programs are on node 0. Raises UsageError if there are too few GPUs, or one is given twice.
+    Raises UsageError if the job has too few nodes or GPUs, or one is given twice.
     """
     programs = _read_programs(options, target.text)
     if programs is None:
         return spec
-    spec = replace(spec, programs=tuple(_program_to_json(each) for each in programs.beside))
-    if is_remote or (spec.node_rank or 0) != 0 or not spec.has_node_rank:
+    placement = place_programs(programs, spec.nnodes)
+    spec = replace(spec, programs=tuple(map(_program_to_json, placement.instances)))
+    if placement.nodes_with_ranks < spec.nnodes:
+        spec = _leave_out_nodes(spec, placement, is_dry_run=options[DryRun].dry_run)
+    if is_remote or not spec.has_node_rank:
         return spec
-    division = divide_gpus(programs, spec.gpus, read_hardware(), os.environ)
-    listed = tuple({**each, "gpus": [*division.by_program.get(str(each["name"]), ())]} for each in spec.programs)
-    return replace(spec, programs=listed, gpus=spec.gpus if division.rest is None else division.rest)
+    node = _node_rank(spec)
+    if node >= placement.nodes_with_ranks:
+        return replace(spec, nproc="1", gpus="none", backend=None, bind=None, oversubscribe=False)
+    here = [each.spec for each in placement.on(node)]
+    division = divide_gpus(here, programs.target, spec.gpus, read_hardware(), os.environ)
+    shares = {each.name: division.by_program.get(each.name, ()) for each in here}
+    listed = (_program_to_json(each, shares.get(each.spec.name)) for each in placement.instances)
+    return replace(spec, programs=tuple(listed), gpus=spec.gpus if division.rest is None else division.rest)
 
 
-def _program_to_json(spec: ProgramSpec) -> JsonObject:
-    """Return a program as in plan.json; its GPUs are known on node 0."""
-    fields: JsonObject = {"name": spec.name, "kind": spec.kind, "command": list(spec.command), "gpus": None}
-    return {**fields, "ready": spec.ready, "after": list(spec.after or ())}
+def _leave_out_nodes(spec: PlanSpec, placement: Placement, *, is_dry_run: bool) -> PlanSpec:
+    """Return the planner's input without ranks on the last nodes, which are not in the plan of a dry run."""
+    least, most = placement.nodes_with_ranks, spec.nnodes
+    if not is_dry_run:
+        listed = (spec.nproc or "").count(",") == least - 1 > 0
+        return replace(spec, nproc=f"{spec.nproc}{',1' * (most - least)}") if listed else spec
+    if (node := _node_rank(spec)) >= least:
+        names = join_names(each.spec.name for each in placement.on(node))
+        what = f"--node-rank {node} has no ranks: it runs {names}"
+        raise UsageError(what, f"--dry-run with --node-rank 0 to {least - 1} shows the ranks of the other nodes")
+    counts = (spec.nproc or "").split(",")
+    return replace(
+        spec, nnodes=least, min_nodes=None, nproc=",".join(counts[:least]) if len(counts) > 1 else spec.nproc
+    )
+
+
+def _node_rank(spec: PlanSpec) -> int:
+    """Return this node's rank, as the planner finds it."""
+    if spec.node_rank is not None or spec.nnodes == 1:
+        return spec.node_rank or 0
+    return parse_int(os.environ.get("NODE_RANK", "0")) or 0
+
+
+def _program_to_json(instance: Instance, gpus: Iterable[int] | None = None) -> JsonObject:
+    """Return a program as in plan.json; its GPUs are known on its node."""
+    spec = instance.spec
+    shown = None if gpus is None else list(gpus)
+    fields: JsonObject = {"name": spec.name, "kind": spec.kind, "command": list(spec.command), "gpus": shown}
+    return {**fields, "ready": spec.ready, "after": list(spec.after or ()), "node": instance.node}
+
+
+def configure_job(config: JobConfig, options: Options) -> JobConfig:
+    """Return the job config with the nodes that the programs have for themselves."""
+    programs = _read_programs(options, "")
+    own = sum(each.nodes for each in programs.beside) if programs else 0
+    return replace(config, without_ranks=own) if own < config.max_nodes else config  # else refused: complete_spec
+
+
+def is_without_ranks(options: Options, plan: Plan) -> bool:
+    """Whether this node only runs programs."""
+    programs = _read_programs(options, "")
+    own = sum(each.nodes for each in programs.beside) if programs else 0
+    return bool(own) and plan.nnodes > 1 and plan.node_rank >= plan.nnodes - own
 
 
 def make_node_side(context: FeatureContext) -> NodeSide | None:
@@ -88,15 +140,29 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
     if plan.started_rank:
         what = "several programs do not work where another launcher has started each rank"
         raise UsageError(what, "start one task on each node")
+    _check_nodes(options, plan, programs)
     ports = list_ports(programs, plan.target.args)
-    if plan.node_rank or is_remote:
+    if is_remote:
         return
-    for spec in programs.beside:
-        _check_command(spec)
+    for _, program, _ in (here := place_programs(programs, plan.nnodes).on(plan.node_rank)):
+        _check_command(programs.find(program) or programs.target)
     for (name, _), number in ports.items():
-        if number is not None and not _is_free(number):
+        if number is not None and any(each.program == name for each in here) and not _is_free(number):
             what = f"port {number} of {name} is in use by {describe_listener(number)}"
             raise UsageError(what, "end that program, or write {port} for a free one")
+
+
+def _check_nodes(options: Options, plan: Plan, programs: Programs) -> None:
+    """Raise UsageError if programs have nodes for themselves in a job whose nodes are not fixed."""
+    if not (name := next((each.name for each in programs.beside if each.nodes), "")):
+        return
+    lowest, highest = options[Nodes].nnodes
+    spares = options[Elastic].spares
+    if lowest != highest or spares:
+        what = f"--spares {spares}" if spares else f"--nnodes {lowest}:{highest}"
+        raise UsageError(f"{what} does not work with nodes of {name}", "leave one of them out")
+    if not plan.has_node_rank:
+        raise UsageError(f"--node-rank auto does not work with nodes of {name}", "give each node its number")
 
 
 def describe(options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
@@ -129,6 +195,7 @@ def _is_free(number: int) -> bool:
 def _describe_program(spec: ProgramSpec) -> str:
     """Return the note of a dry run: "service vllm, ready by http:/health: vllm serve …"."""
     facts = [f"{spec.kind} {spec.name}"]
+    facts += [f"on {format_count(spec.nodes, 'node')} of its own"] * bool(spec.nodes)
     facts += [f"GPUs {spec.gpus}"] * bool(spec.gpus)
     facts += [f"ready by {spec.ready}"] * bool(spec.ready)
     facts += [f"after {', '.join(spec.after or ())}"] * bool(spec.after)

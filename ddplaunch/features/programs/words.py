@@ -38,6 +38,7 @@ COMMAND_OPTIONS = {
     "--after": True,
     "--gpus": True,
     "--gpus-per-node": True,
+    "--nodes": True,
     "--env": True,
     "--grace": True,
     "--nice": True,

@@ -2,19 +2,22 @@
 
 import pytest
 
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
+from ddplaunch.core.job import job_events as ev
 from ddplaunch.features.programs.feature import FEATURE
 from ddplaunch.features.programs.messages import (
     HeldAddress,
-    MainsDone,
+    MainDone,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
 )
 from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.spec import ProgramSpec, encode_program
-from tests.core.job.job_world import World, joins, reported
+from tests.core.job.job_world import World, joins, lost, reported
 
 VLLM = encode_program(ProgramSpec("vllm", ("vllm",))).partition("=")[2]
 ADDRESS = HeldAddress("vllm", "", "n0", 8000)
@@ -33,7 +36,6 @@ def world():
 
 def begin(world):
     world.at(1, (0, PortsHeld(0, (ADDRESS,))), "all: StartPrograms")
-    world.at(1, (0, MainsDone(0)))
     world.at(5, (0, ProgramIsReady(0, "vllm")), "all: ReadyPrograms")
     world.at(5, (0, messages.CheckPassed(0)))
     world.at(5, (1, messages.CheckPassed(0)), "all: start attempt 0")
@@ -78,5 +80,70 @@ def test_a_service_may_end_once_all_ranks_are_done(world):
 
 def test_what_belongs_to_another_attempt_has_no_effect(world):
     begin(world)
-    for message in (ProgramFailed(1, 7, "x"), ProgramIsReady(3, "x"), PortsHeld(2, ()), MainsDone(7)):
+    for message in (ProgramFailed(1, 7, "x"), ProgramIsReady(3, "x"), PortsHeld(2, ()), MainDone(7, "x")):
         world.at(9, (0, message))
+
+
+INFER = [ProgramSpec("infer", ("infer",), nodes=2), ProgramSpec("orch", ("orch",), "main", nodes=1)]
+
+
+@pytest.fixture
+def wide():
+    """A job with ranks on node 0, a service on nodes 1 and 2, and a main on node 3."""
+    texts = tuple(encode_program(each).partition("=")[2] for each in INFER)
+    options = Options({ProgramOptions: ProgramOptions(program=texts)}, {})
+    found = World(features=(("programs", FEATURE),), min_nodes=4, without_ranks=3, options=options)
+    for number in (1, 2):
+        found.play(0, joins(number))
+    found.at(0, joins(3), "3: accept", "all: HoldPorts")
+    return found
+
+
+def held(node, *names):
+    return node, PortsHeld(0, tuple(HeldAddress(name, "", f"n{node}", 8000) for name in names))
+
+
+def begin_wide(world):
+    world.at(1, held(2, "infer.1"))
+    world.at(1, held(1, "infer.0"))
+    world.at(1, held(0))
+    world.at(1, held(3, "orch"), "all: StartPrograms")
+    for node, name in ((1, "infer.0"), (2, "infer.1"), (3, "orch")):
+        world.at(5, (node, ProgramIsReady(0, name)), "all: ReadyPrograms")
+    for node in range(3):
+        world.at(5, (node, messages.CheckPassed(0)))
+    world.at(5, (3, messages.CheckPassed(0)), "0: start attempt 0")
+
+
+def test_programs_start_when_the_addresses_of_all_nodes_are_known(wide):
+    begin_wide(wide)
+    wide.at(9, (0, messages.RanksFinished(0)))
+    wide.at(9, reported(0))
+    wide.at(10, (3, MainDone(0, "orch")), "all: end, 0")
+
+
+def test_a_lost_node_with_a_service_ends_the_job(wide):
+    begin_wide(wide)
+    text = "node 2 (n2) was lost: end of file"
+    wide.at(9, lost(2, "end of file"), f"all: note: {text}: stopping the ranks", "all: stop, SIGTERM, 30 s")
+    wide.at(9.1, reported(0), f"all: end, 69: {text} (exit code 69)")
+
+
+def test_a_node_that_is_lost_while_its_programs_are_awaited(wide):
+    wide.at(1, held(2, "infer.1"))
+    wide.at(2, lost(2, "end of file"), "all: end, 69: node 2 (n2) was lost: end of file")
+
+
+def test_a_node_that_is_lost_when_only_a_main_is_left(wide):
+    begin_wide(wide)
+    wide.at(9, (0, messages.RanksFinished(0)))
+    wide.at(9, reported(0))
+    text = "node 1 (n1) was lost: end of file"
+    notes = (f"all: note: {text}: stopping the ranks", "2, 3: stop, SIGTERM, 30 s")
+    wide.at(10, lost(1, "end of file"), *notes, f"all: end, 69: {text} (exit code 69)")
+
+
+def test_a_node_must_not_answer_for_the_programs_of_another(wide):
+    for message in (held(1, "infer.1")[1], ProgramIsReady(0, "orch"), MainDone(0, "orch")):
+        with pytest.raises(ProtocolError, match="a program of another node"):
+            wide.machine.on(ev.MessageReceived(1, message), Now(1, 1))

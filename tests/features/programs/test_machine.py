@@ -39,8 +39,8 @@ def describe(command, names):
             return f"{names[number]} is ready"
         case do.ReportFailure(code=code, reason=reason):
             return f"fail with {code}: {reason}"
-        case do.ReportMainsDone():
-            return "mains are done"
+        case do.ReportMainDone(number=number):
+            return f"{names[number]} is done"
         case do.ShowNote(text=text):
             return f"note: {text}"
         case do.ShowFooter(text=text):
@@ -90,7 +90,7 @@ def running(*specs, **how):
 
 def test_one_after_the_other_then_the_ranks_and_back():
     story = Story(program("vllm"), program("env", after=("vllm",)))
-    story.at(0, BEGIN, "StartGuard attempt", "mains are done")
+    story.at(0, BEGIN, "StartGuard attempt")
     story.at(0, ev.GuardStarted(ATTEMPT), "spawn vllm")
     story.at(0, ev.ProgramSpawned(0), "probe vllm", "footer: waiting for vllm (tcp)")
     story.at(70, ev.ConditionMet(0), "vllm is ready", "footer: ", "spawn env")
@@ -136,11 +136,21 @@ def test_of_two_failures_the_first_is_reported():
 
 def test_mains():
     story = running(program("one", "main", ready=""), program("two", "main", ready=""))
-    story.at(5, ev.ProgramExited(0, 0))
-    story.at(6, ev.ProgramExited(1, 0), "mains are done")
+    story.at(5, ev.ProgramExited(0, 0), "one is done")
+    story.at(6, ev.ProgramExited(1, 0), "two is done")
     other = running(program("one", "main", ready=""), program("two", "main", ready=""))
     other.at(5, ev.ProgramExited(0, 9), "fail with 9: one exited with code 9")
-    other.at(6, ev.ProgramExited(1, 0))
+    other.at(6, ev.ProgramExited(1, 0), "two is done")
+
+
+def test_the_footer_names_programs_of_other_nodes():
+    story = Story(program("vllm"))
+    story.machine = ProgramsMachine([program("vllm")], Gate(["vllm", "far"], "train.py", ["far"]))
+    story.at(0, BEGIN, "StartGuard attempt", "footer: waiting for far")
+    story.at(0, ev.GuardStarted(ATTEMPT), "spawn vllm")
+    story.at(0, ev.ProgramSpawned(0), "probe vllm", "footer: waiting for vllm (tcp), far")
+    story.at(5, ev.ConditionMet(0), "vllm is ready", "footer: waiting for far")
+    story.at(6, ev.ReadyElsewhere(("far", "vllm")), "footer: ", "start the ranks")
 
 
 def test_ctrl_c_reaches_mains_with_the_ranks_and_services_when_mains_are_gone():
@@ -160,7 +170,7 @@ def test_a_program_that_gets_its_process_during_the_stop():
 
 def test_a_sidecar_that_ends_and_one_that_does_not_start():
     story = Story(program("tb", "sidecar", ready=""), program("watch", "sidecar", ready=""))
-    story.at(0, BEGIN, "StartGuard job", "start the ranks", "mains are done")
+    story.at(0, BEGIN, "StartGuard job", "start the ranks")
     story.at(0, ev.GuardStarted(JOB), "spawn tb", "spawn watch")
     story.at(0, ev.ProgramStartFailed(1, "no memory"), "note: watch cannot be started: no memory")
     story.at(0, ev.ProgramSpawned(0), "tb is ready")
@@ -172,7 +182,7 @@ def test_a_restart_ends_all_but_sidecars_and_starts_them_again():
     story = running(program("vllm"))
     story.machine = ProgramsMachine([program("vllm"), program("tb", "sidecar", ready="")], Gate(["vllm"], "train.py"))
     story.names = ["vllm", "tb"]
-    story.at(0, BEGIN, "StartGuard attempt", "StartGuard job", "mains are done")
+    story.at(0, BEGIN, "StartGuard attempt", "StartGuard job")
     for life, number in ((ATTEMPT, 0), (JOB, 1)):
         story.machine.on(ev.GuardStarted(life), Now(0, 0))
         story.machine.on(ev.ProgramSpawned(number), Now(0, 0))
@@ -180,7 +190,7 @@ def test_a_restart_ends_all_but_sidecars_and_starts_them_again():
     story.at(9, ev.AttemptBegins(1), "SIGTERM to vllm")
     story.at(10, ev.ProgramExited(0, 0), "sweep attempt in 29 s")
     story.at(10, ev.ReadyElsewhere(("infer",)))
-    story.at(11, ev.GuardSwept(ATTEMPT), "spawn vllm", "mains are done")
+    story.at(11, ev.GuardSwept(ATTEMPT), "spawn vllm")
     assert story.machine.programs[1].state is ProgramState.READY
 
 

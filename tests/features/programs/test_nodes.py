@@ -73,3 +73,148 @@ def test_kill_9_of_node_0_ends_the_server_and_the_other_node(begin):
         job.wait_for("got ok")
     jobs[0].signal(signal.SIGKILL)
     assert jobs[1].wait() == 69
+
+
+# ---------------------------------------------------------------------------------------- nodes that run no ranks
+
+
+def service(name, *how, nodes=1, options=()):
+    """The words of a part with a server on nodes of its own."""
+    first = ("--command", "--name", name, "--nodes", nodes, "--ready", "http:/health", *options)
+    return (*first, sys.executable, PROGRAMS / "server.py", "{port}", *how, ":")
+
+
+MAIN = ("--command", "--name", "orch", "--kind", "main", "--nodes", "1", "sleep", "1000", ":")
+
+
+@pytest.fixture
+def begin_nodes(start_ddplaunch):
+    """Start a job of several nodes, of which the first two have a rank each; of none is anything left at the end."""
+    jobs = []
+
+    def start(count, *parts, rank=(), options=()):
+        port = str(free_port())
+        for node in range(count):
+            where = ("--nnodes", count, "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port)
+            target = ("--nproc", "1", *EXEC, PROGRAMS / "client.py", "http://{vllm}/x", *rank)
+            jobs.append(start_ddplaunch("run", *parts, *where, *options, *target))
+        return jobs
+
+    yield start
+    for job in jobs:
+        job.wait()
+        job.assert_nothing_left()
+
+
+def test_a_server_on_a_node_without_ranks(begin_nodes):
+    """Ranks run on the first nodes only, and reach it; its node ends with the others."""
+    jobs = begin_nodes(3, *service("vllm", "late=0.3"), rank=("once",))
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    for number, job in enumerate(jobs[:2]):
+        assert f"rank {number} got ok from http://127.0.0.1:" in job.stdout()
+    assert "[vllm] asked to end" in jobs[2].stderr()
+    assert jobs[2].stdout() == ""
+    assert "waiting for vllm" in jobs[0].stderr()
+
+
+def test_programs_start_in_order_across_nodes_and_all_addresses_are_known(begin_nodes):
+    """``env`` on node 0 comes after the two servers on nodes of their own, the main on another."""
+    env = ("--command", "--name", "env", "--after", "vllm", "--ready", "line:up", "sh", "-c",
+           "echo {vllm} $DDPLAUNCH_VLLM_ADDRESS {orch.host} up; exec sleep 1000", ":")  # fmt: skip
+    main = ("--command", "--name", "orch", "--kind", "main", "--nodes", "1", "--after", "env", "true", ":")
+    jobs = begin_nodes(5, *env, *service("vllm", "late=0.3", nodes=2), *main, rank=("once",))
+    assert [job.wait() for job in jobs] == [0] * 5
+    assert "[env] 127.0.0.1:" in jobs[0].stderr()
+    shown = next(line for line in jobs[0].stderr().splitlines() if line.startswith("[env]"))
+    _, first, second, host, _ = shown.split()
+    assert (first, host) == (second, "127.0.0.1")
+    for index in (0, 1):
+        assert f"vllm.{index} is ready" in jobs[2 + index].stderr()
+        assert f"[vllm.{index}] asked to end" in jobs[2 + index].stderr()
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (7, 7)])
+def test_a_server_that_ends_on_a_node_without_ranks(begin_nodes, tmp_path, code, exit_code):
+    jobs = begin_nodes(3, *service("vllm", f"exit={code}"))
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+    (tmp_path / "end").touch()
+    assert [job.wait() for job in jobs] == [exit_code] * 3
+    for job in jobs:
+        assert f"vllm exited with code {code} before client.py was done (exit code {exit_code})" in job.stderr()
+        assert "meanwhile: ranks 0, 1: " in job.stderr()
+
+
+def test_a_node_without_ranks_that_is_lost(begin_nodes):
+    """While its server is awaited, and while ranks run."""
+    for how in ("late=1000", "late=0"):
+        jobs = begin_nodes(3, *service("vllm", how, "children"))[-3:]
+        if how == "late=0":
+            for job in jobs[:2]:
+                job.wait_for("got ok")
+        else:
+            wait_until(lambda job=jobs[2]: "[vllm] server" in job.stderr(), "the server")
+        jobs[2].signal(signal.SIGKILL)
+        assert [job.wait() for job in jobs] == [69, 69, -9]
+        assert "node 2 (" in jobs[0].stderr()
+        assert " was lost: " in jobs[0].stderr()
+
+
+def test_kill_9_of_node_0_ends_a_node_that_waits_for_its_server_and_one_that_has_it(begin_nodes):
+    for how in ("late=1000", "late=0"):
+        jobs = begin_nodes(3, *service("vllm", how))[-3:]
+        wait_until(lambda job=jobs[2]: "[vllm] server" in job.stderr(), "the server")
+        if how == "late=0":
+            for job in jobs[:2]:
+                job.wait_for("got ok")
+        jobs[0].signal(signal.SIGKILL)
+        assert [job.wait() for job in jobs] == [-9, 69, 69]
+
+
+def test_ctrl_c_reaches_a_main_on_a_node_without_ranks(begin_nodes):
+    jobs = begin_nodes(4, *service("vllm"), *MAIN)
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+    jobs[2].signal(signal.SIGINT)
+    assert [job.wait() for job in jobs] == [130] * 4
+    assert jobs[0].stdout().count("has saved") == 1
+
+
+def test_a_restart_starts_programs_of_all_nodes_again(begin_nodes, tmp_path):
+    script = "test -e ended && exec $0 $1 $2; touch ended; exec $0 $1 $2 exit=3"
+    first = ("--command", "--name", "vllm", "--nodes", "1", "--ready", "http:/health", "sh", "-c", script)
+    command = (*first, sys.executable, PROGRAMS / "server.py", "{port}", ":")
+    jobs = begin_nodes(3, *command, options=("--max-restarts", "1"))
+    jobs[0].wait_for("got ok")
+    (tmp_path / "end").touch()
+    wait_until(lambda: "restart 1 of 1" in jobs[2].stderr(), "the restart")
+    jobs[0].wait_for("got ok", 2)
+    (tmp_path / "go").touch()
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--nnodes", "2"), "the programs need at least 4 nodes, and the job has 2\n  client.py 1, vllm 3; --nnodes"),
+        (("--nnodes", "3", "--spares", "2"), "--spares 2 does not work with nodes of vllm"),
+        (("--nnodes", "2:4"), "--nnodes 2:4 does not work with nodes of vllm"),
+        (("--nnodes", "4", "--node-rank", "auto"), "--node-rank auto does not work with nodes of vllm"),
+    ],
+)
+def test_nodes_that_do_not_fit(run_in_fork, options, expected):
+    where = ("--node-rank", "0", "--master-addr", "127.0.0.1", *options)
+    done = run_in_fork("run", *service("vllm", nodes=3), *where, "--nproc", "1", PROGRAMS / "client.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert expected in done.stderr
+
+
+def test_a_dry_run_shows_the_nodes_with_ranks(run_in_fork):
+    where = ("--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--dry-run")
+    done = run_in_fork("run", *service("vllm"), *where, "--nproc", "2", PROGRAMS / "client.py")
+    assert "service vllm, on 1 node of its own, ready by http:/health: " in done.stdout
+    assert "2 nodes" in done.stdout
+    assert "rank 3" in done.stdout or " 3 " in done.stdout
+    other = run_in_fork("run", *service("vllm"), *where, "--node-rank", "2", "--nproc", "2", PROGRAMS / "client.py")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "--node-rank 2 has no ranks: it runs vllm" in other.stderr

@@ -1,0 +1,79 @@
+"""On which nodes the programs of a job run. Pure: every node of a job finds the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import format_count
+from ddplaunch.features.programs.spec import Programs, ProgramSpec
+
+
+class Instance(NamedTuple):
+    """One process of a program: a program has several where it runs on several nodes."""
+
+    spec: ProgramSpec  # its name is unique: "infer", or "infer.0" of several; ``after`` has such names
+    program: str
+    node: int
+
+
+class Placement(NamedTuple):
+    """All processes of a job beside its ranks. Nodes are numbered by --node-rank; those with ranks come first."""
+
+    instances: tuple[Instance, ...]
+    gate: tuple[str, ...]  # the instances that the ranks wait for
+    nodes_with_ranks: int
+
+    def of(self, program: str) -> list[Instance]:
+        return [each for each in self.instances if each.program == program]
+
+    def on(self, node: int) -> list[Instance]:
+        return [each for each in self.instances if each.node == node]
+
+    def nearest(self, program: str, node: int) -> str:
+        """Return the name of the instance that others on this node use: the one here, else the first."""
+        found = self.of(program)
+        return next((each for each in found if each.node == node), found[0]).spec.name if found else program
+
+
+def place_programs(programs: Programs, nnodes: int) -> Placement:
+    """Give each program its nodes: those of its own follow the nodes with ranks, in the order of the programs.
+
+    Raises UsageError if the job has not as many nodes as that takes.
+    """
+    with_ranks = _count_nodes_with_ranks(programs, nnodes)
+    own: dict[str, range] = {}
+    first = with_ranks
+    for spec in programs.beside:
+        own[spec.name] = range(first, first + spec.nodes) if spec.nodes else range(1)
+        first += spec.nodes
+    names = {spec.name: _name_instances(spec, own[spec.name]) for spec in programs.beside}
+
+    def expand(after: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for each in after for name in names[each])
+
+    instances = []
+    for spec in programs.beside:
+        after = None if spec.after is None else expand(spec.after)
+        for name, node in zip(names[spec.name], own[spec.name], strict=True):
+            instances.append(Instance(replace(spec, name=name, after=after), spec.name, node))
+    return Placement(tuple(instances), expand(programs.gate), with_ranks)
+
+
+def _count_nodes_with_ranks(programs: Programs, nnodes: int) -> int:
+    target, own = programs.target, {each.name: each.nodes for each in programs.beside if each.nodes}
+    with_ranks = target.nodes or max(1, nnodes - sum(own.values()))
+    needed = with_ranks + sum(own.values())
+    if needed != nnodes and (own or target.nodes):
+        least = "" if target.nodes else "at least "
+        counts = ", ".join(f"{name} {count}" for name, count in {target.name: with_ranks, **own}.items())
+        what = f"the programs need {least}{format_count(needed, 'node')}, and the job has {nnodes}"
+        raise UsageError(what, f"{counts}; --nnodes, --hosts or the allocation must have as many")
+    return with_ranks
+
+
+def _name_instances(spec: ProgramSpec, nodes: range) -> list[str]:
+    return [spec.name] if len(nodes) == 1 else [f"{spec.name}.{index}" for index in range(len(nodes))]

@@ -1,0 +1,110 @@
+"""What each program of one node is started with: its words, variables, GPUs and ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddplaunch.base.options import Options
+from ddplaunch.core.events import ProgramPlanned
+from ddplaunch.core.feature import FeatureContext
+from ddplaunch.core.options import Ranks
+from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
+from ddplaunch.features.programs.addresses import ProgramAddresses
+from ddplaunch.features.programs.gpus import divide_gpus, format_gpus, gpu_variables
+from ddplaunch.features.programs.machine import Gate
+from ddplaunch.features.programs.placement import Instance, place_programs
+from ddplaunch.features.programs.spec import Programs, ProgramSpec
+from ddplaunch.system.devices import read_hardware
+
+RANK_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""Variables of a rank, which a program must not inherit from one: it would take itself for a rank."""
+
+
+class ProgramJobs:
+    """The programs of one node."""
+
+    def __init__(self, context: FeatureContext, programs: Programs | None, sidecars: Sequence[ProgramSpec]) -> None:
+        """``programs``: None where there are only sidecars, of ``--sidecar`` and ``--tensorboard``."""
+        plan, self._programs, self._environ = context.plan, programs, context.tree.environ
+        self._node, self.addresses = plan.node_rank, None
+        self._instances: list[Instance] = []
+        self.gate = Gate((), os.path.basename(plan.target.text))
+        self._has_ranks = True
+        if programs:
+            placement = place_programs(programs, context.job_config.max_nodes)
+            self._instances = placement.on(self._node)
+            self._has_ranks = self._node < placement.nodes_with_ranks
+            here = {each.spec.name for each in self._instances}
+            # Node 0 names all that the job waits for; on each node they would be named several times.
+            elsewhere = tuple(name for name in placement.gate if name not in here) if self._node == 0 else ()
+            self.gate = Gate(placement.gate, programs.target.name, elsewhere)
+            self.addresses = ProgramAddresses(programs, placement, self._node, plan.target.args)
+        self.specs = (*(each.spec for each in self._instances), *sidecars)
+        self._gpu_variables: dict[str, Mapping[str, str]] = {}
+
+    def plan_programs(self, options: Options) -> Iterator[ProgramPlanned]:
+        """Find the GPUs of each program, without which the ranks were planned (``Feature.adjust_spec``); once."""
+        if self._programs is None or self.addresses is None or self._gpu_variables:
+            return
+        hardware, target = read_hardware(), self._programs.target if self._has_ranks else None
+        specs = [each.spec for each in self._instances]
+        division = divide_gpus(specs, target, options[Ranks].gpus, hardware, self._environ)
+        for spec in specs:
+            indices = division.by_program.get(spec.name, ())
+            self._gpu_variables[spec.name] = gpu_variables(hardware, indices, self._environ)
+            yield ProgramPlanned(spec.name, spec.kind, format_gpus(indices), self.addresses.text_of(spec.name))
+
+    def environment(self) -> dict[str, str]:
+        """Return the launcher's variables without those of a rank, in which the launcher may run."""
+        left_out = {name for name in self._environ if name.startswith("TORCHELASTIC_")} | RANK_VARIABLES
+        return {name: value for name, value in self._environ.items() if name not in left_out}
+
+    def complete_rank(self, job: RankJob) -> None:
+        """Fill in the addresses in the words and variables of a rank."""
+        if self._programs and self.addresses:
+            fill = self.addresses.fill
+            job["args"] = [fill(word, None) for word in job["args"]]
+            own = {name: fill(value, None) for name, value in self._programs.target.env.items()}
+            job["env"] |= {**self.addresses.variables(), **own}
+
+    def fill_path(self, number: int, path: str) -> str:
+        """Return the path of a file of a program."""
+        assert self.addresses
+        filled = self.addresses.fill(path, self._instances[number])
+        return os.path.join(os.path.expanduser(self.specs[number].cwd), filled)
+
+    def build(self, number: int, more: Mapping[str, str]) -> ProgramJob:
+        """Return how a program is started; ``more``: variables."""
+        spec = self.specs[number]
+        variables = {"PYTHONUNBUFFERED": "1", **more}  # its output goes to a pipe, and is shown at once
+        words, own_variables = spec.command, dict(spec.env)
+        if self.addresses:
+            fill, instance = self.addresses.fill, next((each for each in self._instances if each.spec is spec), None)
+            words = tuple(fill(word, instance) for word in words)
+            own_variables = {name: fill(value, instance) for name, value in own_variables.items()}
+            variables |= {**self.addresses.variables(), "DDPLAUNCH_PROGRAM": spec.name}
+            variables |= self._gpu_variables.get(spec.name, {})
+            if not spec.hold:
+                self.addresses.release_ports(spec.name)
+        command, *args = words
+        job: ProgramJob = {
+            "rank": number,
+            "kind": "program",
+            "target_text": command,
+            "path": shutil.which(command, path=own_variables.get("PATH")) or command,
+            "args": args,
+            "env": {**variables, **own_variables},
+            "cpus": None,
+        }
+        if spec.nice:
+            job["nice"] = spec.nice
+        if spec.cwd:
+            job["cwd"] = os.path.expanduser(spec.cwd)
+        return job
