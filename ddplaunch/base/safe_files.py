@@ -104,9 +104,13 @@ def current_folder() -> str:
         return "/"
 
 
+TEMP_PARENT_VARIABLE = "DDPLAUNCH_TMPDIR"
+"""A folder for temporary folders that another launcher removes: it may kill this one and what would remove them."""
+
+
 def make_private_dir(name: str) -> str | None:
     """Create a folder that only this user may enter, with random digits in its name; None if that fails everywhere."""
-    for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
+    for parent in (os.environ.get(TEMP_PARENT_VARIABLE), os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
         if parent:
             try:
                 # Absolute: ranks get the path, and may change their folder.

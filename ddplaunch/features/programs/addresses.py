@@ -28,6 +28,8 @@ _FIELD = re.compile(r"\{([A-Za-z][\w-]*)((?:\.[A-Za-z][\w-]*){0,2})\}")
 
 
 ADDRESS_VARIABLE = "DDPLAUNCH_NAME_ADDRESS"
+WORLD_PORT, WORLD_CONTROL_PORT = "master", "control"
+"""Ports of a program with ranks of its own on several nodes: for --master-port and --control-port."""
 
 
 class Placeholder(NamedTuple):
@@ -92,6 +94,8 @@ def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[st
     known = {(each.program, each.port) for own, each in used if own == each.program and each.what != "host"}
     ports: dict[tuple[str, str], int | None] = dict.fromkeys(sorted(known))
     for spec in programs.beside:
+        if spec.is_world and spec.nodes > 1:
+            ports |= dict.fromkeys([(spec.name, WORLD_PORT), (spec.name, WORLD_CONTROL_PORT)])
         condition = spec.condition
         if condition.port is not None:
             ports[spec.name, ""] = condition.port

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddplaunch.base.errors import EXIT_UNAVAILABLE
+from ddplaunch.base.errors import EXIT_TIMEOUT, EXIT_UNAVAILABLE
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.text import format_elapsed, join_names
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import JobContext, JobSide
 from ddplaunch.core.job.job_attempt import StopCause
@@ -21,6 +22,7 @@ from ddplaunch.features.programs.messages import (
     ReadyPrograms,
     StartPrograms,
 )
+from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.placement import place_programs
 from ddplaunch.features.programs.spec import Programs
 
@@ -45,9 +47,13 @@ class ProgramsJob(JobSide):
         self._ready: list[str] = []
         self._finished: set[int] = set()  # nodes whose ranks have all succeeded
         self._mains_left: set[str] = set()  # those that have not ended
+        self._first_done = ""  # the main that was done first
+        self._have_ranks_started = False
 
     def before_start(self, attempt: int) -> HoldPorts:
-        self._attempt, self._addresses = attempt, None
+        self._attempt, self._addresses, self._first_done = attempt, None, ""
+        self._have_ranks_started = False
+        self._context.cancel_deadlines("mains")
         self._held.clear()
         self._ready.clear()
         self._finished.clear()
@@ -64,12 +70,15 @@ class ProgramsJob(JobSide):
                 self._context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
             case RanksFinished():
                 self._finished.add(node)
+                if self._are_ranks_done:
+                    self._on_main_done(self._programs.target.name)
             case ProgramFailed(attempt=self._attempt, code=code, reason=reason, tail=tail) if not self._is_done:
                 lines = ["  its last lines:", *(f"  | {line}" for line in tail)] if tail else []
                 self._fail(code, reason, "\n".join(lines))
             case MainDone(attempt=self._attempt, name=name):
                 self._check_owner(node, [name])
                 self._mains_left.discard(name)
+                self._on_main_done(name)
                 self._context.allow_end()
 
     def _check_owner(self, node: int, names: Iterable[str]) -> None:
@@ -83,11 +92,11 @@ class ProgramsJob(JobSide):
         self._held[node] = addresses
         context = self._context
         if self._addresses is not None:  # it may have joined later
-            context.send(node, StartPrograms(self._attempt, self._addresses))
+            context.send(node, StartPrograms(self._attempt, self._addresses, self._context.run_id))
             context.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
         elif self._holders <= self._held.keys():
             self._addresses = tuple(each for held in self._held.values() for each in held)
-            context.send_to_all(StartPrograms(self._attempt, self._addresses))
+            context.send_to_all(StartPrograms(self._attempt, self._addresses, self._context.run_id))
 
     def on_node_lost(self, node: int, text: str) -> None:
         here = [each.spec.kind for each in self._placement.on(node)]
@@ -100,11 +109,36 @@ class ProgramsJob(JobSide):
     def _fail(self, code: int, reason: str, details: str = "") -> None:
         self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
 
+    def _on_main_done(self, name: str) -> None:
+        """Limit the time of the others once the first main is done, and the ranks have started."""
+        if not (self._first_done or self._is_done):
+            self._first_done = name
+            self._limit_mains()
+
+    def on_attempt_start(self, attempt: int) -> None:
+        self._have_ranks_started = True
+        self._limit_mains()
+
+    def _limit_mains(self) -> None:
+        limit_s = self._context.options[ProgramOptions].mains_timeout
+        if limit_s is not None and self._first_done and self._have_ranks_started:
+            self._context.set_deadline("mains", limit_s)
+
+    def on_deadline(self, name: str) -> None:
+        left = [] if self._are_ranks_done else [self._programs.target.name]
+        if left := [*left, *sorted(self._mains_left)]:
+            limit = format_elapsed(self._context.options[ProgramOptions].mains_timeout or 0)
+            self._fail(EXIT_TIMEOUT, f"{join_names(left)} still ran {limit} after {self._first_done} was done")
+
+    @property
+    def _are_ranks_done(self) -> bool:
+        with_ranks = {number for number, node in self._context.nodes.items() if node.has_ranks}
+        return bool(self._finished) and with_ranks <= self._finished
+
     @property
     def _is_done(self) -> bool:
         """Whether ranks and mains are done, so that no service is needed any more."""
-        with_ranks = {number for number, node in self._context.nodes.items() if node.has_ranks}
-        return not self._mains_left and bool(self._finished) and with_ranks <= self._finished
+        return not self._mains_left and self._are_ranks_done
 
     def holds_end(self) -> bool:
         return bool(self._mains_left)

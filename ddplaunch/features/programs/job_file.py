@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.base.text import closest_match, join_names
+from ddplaunch.base.text import closest_match
 from ddplaunch.cli.argv_splitter import TRAILING_OPTIONS, end_of_options
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.spec import (
@@ -80,20 +80,22 @@ class JobFile:
         tables = table.get(_TABLE)
         if not isinstance(tables, dict) or not tables:
             raise UsageError(f"{self._path} has no programs", f"a job file has tables [{_TABLE}.NAME]")
-        beside, targets = [], []
+        beside: list[ProgramSpec] = []
+        own: tuple[ProgramSpec, list[str]] | None = None
         for name, values in tables.items():
             if not isinstance(values, dict):
                 raise UsageError(f"{self._place(name, '')}: expected a table", f"[{_TABLE}.{name}]")
             self._check_keys(name, values)
-            if "target" in values:
-                targets.append((self._read_target(name, values), self._read_words(name, "target", values["target"])))
-            else:
+            if "target" not in values:
                 beside.append(self._read_command(name, values))
-        if len(targets) != 1:
-            names = join_names(spec.name for spec, _ in targets)
-            what = f"{len(targets)} programs have a target: {names}" if targets else "no program has a target"
-            raise UsageError(f"{self._path}: {what}", "one program has it, the others have a command")
-        [(target, words)] = targets
+            elif own is None and values.get("kind", "main") == "main":
+                own = self._read_target(name, values), self._read_words(name, "target", values["target"])
+            else:  # with ranks of its own
+                beside.append(self._read_world(name, values))
+        if own is None:
+            why = "no target is a main" if any(each.is_world for each in beside) else "no program has a target"
+            raise UsageError(f"{self._path}: {why}", 'the ranks of the job have one: target = "train.py"')
+        target, words = own
         programs = Programs(tuple(beside), target)
         check_programs(programs, self._place)
         list_ports(programs, words)
@@ -138,8 +140,6 @@ class JobFile:
         if len(kinds) != 1:
             what = "it has a command and a target" if kinds else "it has no command and no target"
             raise UsageError(f"{self._place(name, '')}: {what}", 'command = "vllm serve …", or target = "train.py"')
-        if kinds == ["target"] and (wrong := next((key for key in _KEYS_OF_COMMANDS if key in values), None)):
-            raise UsageError(f"{self._place(name, wrong)}: only a command has that", "leave it out")
 
     def _read_words(self, name: str, key: str, value: object) -> list[str]:
         """Return the words of a command: of a text as a shell splits it, or of a list."""
@@ -178,9 +178,14 @@ class JobFile:
         found = self._read_values(name, values, (*_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS))
         return make_spec({**found, "command": tuple(self._read_words(name, "command", values["command"]))})
 
+    def _read_world(self, name: str, values: Mapping[str, Any]) -> ProgramSpec:
+        found = self._read_values(name, values, (*_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS))
+        words = tuple(self._read_words(name, "target", values["target"]))
+        return make_spec({"kind": "main", **found, "command": words, "is_world": True})
+
     def _read_target(self, name: str, values: Mapping[str, Any]) -> ProgramSpec:
+        if wrong := next((key for key in _KEYS_OF_COMMANDS if key in values), None):
+            what = f"{self._place(name, wrong)}: the job's own ranks do not have that"
+            raise UsageError(what, "leave it out")
         spec = ProgramSpec(**{"kind": "main", **self._read_values(name, values, _KEYS_OF_BOTH), "command": ()})
-        if spec.kind != "main":
-            what = f"{self._place(name, 'kind')} {spec.kind}: a target is a main"
-            raise UsageError(what, 'for a second group of ranks: command = "ddplaunch run teacher.py"')
         return replace(spec, is_target=True)

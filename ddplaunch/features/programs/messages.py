@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.base.types import Count, ExitCode, Name, TailLines, TextLine
+from ddplaunch.base.types import Count, ExitCode, Name, RunId, TailLines, TextLine
 from ddplaunch.core.messages import AttemptMessage, CheckRequest, FeatureMessage, FromNode, FromNodeZero
 
 
@@ -32,6 +32,7 @@ class StartPrograms(AttemptMessage, FromNodeZero, frozen=True):
     """Start your programs; these are the addresses of all."""
 
     addresses: tuple[HeldAddress, ...]
+    run_id: RunId
 
 
 class ProgramIsReady(FeatureMessage, FromNode, frozen=True):

@@ -15,6 +15,7 @@ from functools import partial
 
 from ddplaunch.base.errors import EXIT_SOFTWARE, host_name
 from ddplaunch.base.event_loop import WakeTimer
+from ddplaunch.base.safe_files import TEMP_PARENT_VARIABLE
 from ddplaunch.core.agent import rank_files
 from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.process_tree import signals_to_block
@@ -104,7 +105,7 @@ class ProgramRunner(NodeSide):
         self._started_at: dict[int, float] = {}
         self._probes: dict[int, ReadyProbe] = {}
         self._attempt = 0
-        self._temp_dir = RunTempDir("ddplaunch-sidecars")
+        self._temp_dir = RunTempDir("ddplaunch-programs")
         self._announced: set[str] = set()
         self._preempt_signal = context.config.zygote.preempt_signal
         self._has_begun = self._was_preempted = self._finishing = False
@@ -123,7 +124,7 @@ class ProgramRunner(NodeSide):
         match message:
             case StartPrograms(attempt=attempt, addresses=addresses) if attempt != self._attempt or not self._has_begun:
                 assert self._addresses
-                self._attempt = attempt
+                self._attempt, self._jobs.run_id = attempt, message.run_id
                 self._addresses.learn(addresses)
                 self._show_plan()
                 self._begin(attempt)
@@ -298,8 +299,9 @@ class ProgramRunner(NodeSide):
             return
         self._guards[life] = Guard(self, life, zygote)
         self._tree.other_zygotes.add(zygote.pid)
-        if self._url_patterns and life is Life.JOB:
-            self._temp_dir.create(zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
+        specs = [program.spec for program in self._machine.programs if program.life is life]
+        if any(spec.is_world or spec.name in self._url_patterns for spec in specs):
+            self._temp_dir.create(zygote.remove_on_exit)  # TensorBoard and launchers leave files when they are killed
 
     def _build_job(self, number: int, fds: dict[str, int]) -> ProgramJob:
         spec = self._specs[number]
@@ -307,8 +309,8 @@ class ProgramRunner(NodeSide):
         log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_of_option(number) else log)
         on_output = self._loop.guard(partial(self._on_output, number))
         self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
-        temp_dir = self._temp_dir.path if spec.name in self._url_patterns else None
-        return self._jobs.build(number, {"TMPDIR": temp_dir} if temp_dir else {})
+        variable = TEMP_PARENT_VARIABLE if spec.is_world else "TMPDIR" if spec.name in self._url_patterns else ""
+        return self._jobs.build(number, {variable: self._temp_dir.path} if variable and self._temp_dir.path else {})
 
     def _start_probe(self, number: int) -> None:
         spec = self._specs[number]

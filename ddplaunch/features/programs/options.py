@@ -4,8 +4,9 @@
 
 from typing import Annotated
 
-from ddplaunch.base.options import Option, OptionGroup
-from ddplaunch.core.option_values import check_commands
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Option, OptionGroup, Options
+from ddplaunch.core.option_values import check_commands, time_limit
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off
@@ -24,6 +25,14 @@ class ProgramOptions(OptionGroup, frozen=True):
 
     program: Annotated[tuple[str, ...], Option("--program JSON",
         "Another program of the job, as `:` between programs writes it; may be repeated.")] = ()
+
+    mains_timeout: Annotated[float | None, Option("--mains-timeout TIME",
+        "Stop a job of several programs if a main runs this much longer than another.", time_limit)] = None
+
+    def check_contradictions(self, options: Options) -> None:
+        if self.mains_timeout is not None and not self.program:
+            what = f"--mains-timeout {self.mains_timeout:g} works only with several programs"
+            raise UsageError(what, "--timeout limits the whole job")
 
     @property
     def are_used(self) -> bool:

@@ -18,6 +18,7 @@ class Instance(NamedTuple):
     spec: ProgramSpec  # its name is unique: "infer", or "infer.0" of several; ``after`` has such names
     program: str
     node: int
+    position: int  # among those of its program
 
 
 class Placement(NamedTuple):
@@ -58,8 +59,10 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
     instances = []
     for spec in programs.beside:
         after = None if spec.after is None else expand(spec.after)
-        for name, node in zip(names[spec.name], own[spec.name], strict=True):
-            instances.append(Instance(replace(spec, name=name, after=after), spec.name, node))
+        for index, (name, node) in enumerate(zip(names[spec.name], own[spec.name], strict=True)):
+            # One part of several with the same ranks says that they are ready.
+            ready = "" if spec.is_world and index else spec.ready
+            instances.append(Instance(replace(spec, name=name, after=after, ready=ready), spec.name, node, index))
     return Placement(tuple(instances), expand(programs.gate), with_ranks)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddplaunch.base.options import Options
 from ddplaunch.core.events import ProgramPlanned
 from ddplaunch.core.feature import FeatureContext
+from ddplaunch.core.option_values import MAX_NAME
 from ddplaunch.core.options import Ranks
 from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
-from ddplaunch.features.programs.addresses import ProgramAddresses
+from ddplaunch.features.programs.addresses import WORLD_CONTROL_PORT, WORLD_PORT, ProgramAddresses
 from ddplaunch.features.programs.gpus import divide_gpus, format_gpus, gpu_variables
 from ddplaunch.features.programs.machine import Gate
-from ddplaunch.features.programs.placement import Instance, place_programs
+from ddplaunch.features.programs.placement import Instance, Placement, place_programs
 from ddplaunch.features.programs.spec import Programs, ProgramSpec
 from ddplaunch.system.devices import read_hardware
 
@@ -36,9 +38,10 @@ class ProgramJobs:
         self._node, self.addresses = plan.node_rank, None
         self._instances: list[Instance] = []
         self.gate = Gate((), os.path.basename(plan.target.text))
-        self._has_ranks = True
+        self._has_ranks, self.run_id = True, plan.run_id
+        self._placement: Placement | None = None
         if programs:
-            placement = place_programs(programs, context.job_config.max_nodes)
+            placement = self._placement = place_programs(programs, context.job_config.max_nodes)
             self._instances = placement.on(self._node)
             self._has_ranks = self._node < placement.nodes_with_ranks
             here = {each.spec.name for each in self._instances}
@@ -80,11 +83,26 @@ class ProgramJobs:
         filled = self.addresses.fill(path, self._instances[number])
         return os.path.join(os.path.expanduser(self.specs[number].cwd), filled)
 
+    def _world_words(self, own: Instance) -> list[str]:
+        """Return the first words of a program that is a target with ranks of its own: its part of a further run."""
+        # It is no task of the batch job, whose variables it inherits.
+        words = [sys.executable, "-m", "ddplaunch", "run", "--cluster", "none"]
+        words += ["--run-id", f"{self.run_id}.{own.program}"[-MAX_NAME:]]
+        if own.spec.nodes > 1 and self._placement and self.addresses:
+            first = self._placement.of(own.program)[0].spec.name
+            host, port = self.addresses.of(first, WORLD_PORT)
+            _, control = self.addresses.of(first, WORLD_CONTROL_PORT)
+            words += ["--nnodes", str(own.spec.nodes), "--node-rank", str(own.position), "--master-addr", host]
+            words += ["--master-port", str(port), "--control-port", str(control)]
+        return words
+
     def build(self, number: int, more: Mapping[str, str]) -> ProgramJob:
         """Return how a program is started; ``more``: variables."""
         spec = self.specs[number]
         variables = {"PYTHONUNBUFFERED": "1", **more}  # its output goes to a pipe, and is shown at once
         words, own_variables = spec.command, dict(spec.env)
+        if spec.is_world:
+            words = (*self._world_words(self._instances[number]), *words)
         if self.addresses:
             fill, instance = self.addresses.fill, next((each for each in self._instances if each.spec is spec), None)
             words = tuple(fill(word, instance) for word in words)

@@ -58,6 +58,7 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     hold: bool = True  # whether its ports are held until it listens
     nodes: int = 0  # how many nodes it has for itself, one process on each; 0: it is on node 0. Of the target: 0 is all
     is_target: bool = False
+    is_world: bool = False  # a target with ranks and a store of its own: ``command`` are the words of a further ``run``
 
     @property
     def outlives_attempts(self) -> bool:
@@ -73,6 +74,11 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
         tcp, tcp_port, http, http_port, path, line, text, file, name = found.groups()
         port = tcp_port or http_port
         return Condition(tcp or http or line or file, path or text or name or "", int(port) if port else None)
+
+    @property
+    def shown_command(self) -> tuple[str, ...]:
+        """Its command, as users know it."""
+        return ("ddplaunch", "run", *self.command) if self.is_world else self.command
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def _program_to_json(instance: Instance, gpus: Iterable[int] | None = None) -> J
     """Return a program as in plan.json; its GPUs are known on its node."""
     spec = instance.spec
     shown = None if gpus is None else list(gpus)
-    fields: JsonObject = {"name": spec.name, "kind": spec.kind, "command": list(spec.command), "gpus": shown}
+    fields: JsonObject = {"name": spec.name, "kind": spec.kind, "command": list(spec.shown_command), "gpus": shown}
     return {**fields, "ready": spec.ready, "after": list(spec.after or ()), "node": instance.node}
 
 
@@ -144,8 +144,9 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
     ports = list_ports(programs, plan.target.args)
     if is_remote:
         return
-    for _, program, _ in (here := place_programs(programs, plan.nnodes).on(plan.node_rank)):
-        _check_command(programs.find(program) or programs.target)
+    here = place_programs(programs, plan.nnodes).on(plan.node_rank)
+    for instance in here:
+        _check_command(instance.spec)
     for (name, _), number in ports.items():
         if number is not None and any(each.program == name for each in here) and not _is_free(number):
             what = f"port {number} of {name} is in use by {describe_listener(number)}"
@@ -176,6 +177,8 @@ def describe(options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
 def _check_command(spec: ProgramSpec) -> None:
     if spec.cwd and not os.path.isdir(os.path.expanduser(spec.cwd)):
         raise UsageError(f"{spec.name}: the folder {spec.cwd} does not exist", "name one that exists with cwd")
+    if spec.is_world:
+        return  # its own launcher checks that
     command = spec.command[0]
     where = os.path.join(os.path.expanduser(spec.cwd), command) if os.sep in command else command
     if shutil.which(where, path=spec.env.get("PATH")) is None:
@@ -199,4 +202,4 @@ def _describe_program(spec: ProgramSpec) -> str:
     facts += [f"GPUs {spec.gpus}"] * bool(spec.gpus)
     facts += [f"ready by {spec.ready}"] * bool(spec.ready)
     facts += [f"after {', '.join(spec.after or ())}"] * bool(spec.after)
-    return f"{', '.join(facts)}: {join(spec.command)}"
+    return f"{', '.join(facts)}: {join(spec.shown_command)}"

@@ -84,12 +84,11 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
         ),
         ("[programs.vllm]\nkind = 'service'", ("rl.toml:1: programs.vllm: it has no command and no target", "")),
         ("[programs.t]\ncommand = 'x'\ntarget = 't.py'", ("rl.toml:1: programs.t: it has a command and a target", "")),
-        ("[programs.t]\ntarget = 't.py'\nready = 'tcp'", ("rl.toml:3: programs.t.ready: only a command has that", "")),
-        ("[programs.a]\ncommand = 'sleep 9'\n", ("rl.toml: no program has a target", "")),
         (
-            "[programs.a]\ntarget = 'a.py'\n[programs.b]\ntarget = 'b.py'",
-            ("2 programs have a target: a, b", ""),
+            "[programs.t]\ntarget = 't.py'\nready = 'tcp'",
+            ("rl.toml:3: programs.t.ready: the job's own ranks do not have that", ""),
         ),
+        ("[programs.a]\ncommand = 'sleep 9'\n", ("rl.toml: no program has a target", "")),
         (
             "[programs.t]\ntarget = 't.py'\n[programs.envs]\ncommand = 'x'\nafter = ['infer']\n"
             "[programs.infer]\nafter = ['envs']\ncommand = 'x'",
@@ -101,7 +100,7 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
             ("rl.toml:5: programs.envs.after: no program is called infr", "did you mean infer?"),
         ),
         ("[programs.t]\ntarget = 't.py'\ngpus = 1.5", ("rl.toml:3: programs.t.gpus 1.5: expected a number", "")),
-        ("[programs.t]\ntarget = 't.py'\nkind = 'service'", ("rl.toml:3: programs.t.kind service: a target is", "")),
+        ("[programs.t]\ntarget = 't.py'\nkind = 'service'", ("rl.toml: no target is a main", 'target = "train.py"')),
         ("[program.t]\ntarget = 't.py'", ("rl.toml:1: no such table: program", "[programs.NAME]")),
         ("[programs.t]\ncommand = 'a \"b'", ("rl.toml:2: programs.t.command: no closing quotation", "in pairs")),
         ("[programs.t]\ncommand = 3", ("rl.toml:2: programs.t.command: expected a text", "")),
