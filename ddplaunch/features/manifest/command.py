@@ -89,6 +89,7 @@ def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
     if params["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     most = nodes + params["spares"]
+    batch_command.check_program_nodes(ctx, target, most)
     from_options: dict[str, Any] = {name: params[name] for name in PodJob.__struct_fields__ if name in params}
     derived: dict[str, Any] = {
         "command": batch_command.run_argv(ctx),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,10 +24,14 @@ from ddplaunch.system.network.addresses import find_address, resolve
 from ddplaunch.system.network.reserved_port import bind_reusable
 from ddplaunch.system.plan.rendezvous import LOOPBACK
 
-_FIELD = re.compile(r"\{([A-Za-z][\w-]*)((?:\.[A-Za-z][\w-]*){0,2})\}")
+_FIELD = re.compile(r"\{([A-Za-z][\w-]*)((?:\.[A-Za-z][\w-]*){0,2})(?::([^{}]*))?\}")
+ALL = "all"
+"""The addresses of all processes of a program: ``{vllm.all}``, or ``{vllm.all:http://%/v1}`` with a form for each."""
 
 
 ADDRESS_VARIABLE = "DDPLAUNCH_NAME_ADDRESS"
+ADDRESSES_VARIABLE = "DDPLAUNCH_NAME_ADDRESSES"
+"""Of a program with several processes."""
 WORLD_PORT, WORLD_CONTROL_PORT = "master", "control"
 """Ports of a program with ranks of its own on several nodes: for --master-port and --control-port."""
 
@@ -37,8 +41,9 @@ class Placeholder(NamedTuple):
 
     text: str
     program: str
-    what: str  # "port", "host" or "address"
+    what: str  # "port", "host", "address" or "all"
     port: str  # the name of the port; "" for the one without a name
+    form: str = "%"  # of "all": of each address
 
 
 def find_placeholder(found: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
@@ -47,6 +52,10 @@ def find_placeholder(found: re.Match[str], own: str, names: Iterable[str]) -> Pl
     ``own``: the program whose command has the field; "" for the ranks' program.
     """
     first, rest = str(found[1]), str(found[2]).split(".")[1:]
+    if first in names and rest and rest[0] == ALL:
+        return Placeholder(found[0], first, ALL, "".join(rest[1:]), found[3] or "%")
+    if found[3] is not None:
+        return None
     if first in names:
         what, *more = rest or ["address"]
         if what not in OWN_FIELDS or (more and what == "host"):
@@ -70,13 +79,20 @@ def list_placeholders(programs: Programs) -> Iterator[tuple[ProgramSpec, Placeho
                     raise UsageError(f"{found[0]}: no program is called {found[1]}", f"did you mean {{{near}}}?")
 
 
-def fill_placeholders(text: str, own: str, names: Iterable[str], address: Callable[[str, str], tuple[str, int]]) -> str:
-    """Replace the placeholders in a text; ``address`` returns host and port by the names of program and port."""
+Addresses = Callable[[Placeholder], Sequence[tuple[str, int]]]
+"""Returns host and port of the process that a placeholder means, or of all."""
+
+
+def fill_placeholders(text: str, own: str, names: Iterable[str], find_addresses: Addresses) -> str:
+    """Replace the placeholders in a text."""
 
     def filled(found: re.Match[str]) -> str:
         if (placeholder := find_placeholder(found, own, names)) is None:
             return found[0]
-        host, number = address(placeholder.program, placeholder.port)
+        addresses = find_addresses(placeholder)
+        if placeholder.what == ALL:
+            return ",".join(placeholder.form.replace("%", join_host_port(*each)) for each in addresses)
+        host, number = addresses[0]
         return {"port": str(number), "host": host, "address": join_host_port(host, number)}[placeholder.what]
 
     return _FIELD.sub(filled, text)
@@ -94,7 +110,7 @@ def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[st
     known = {(each.program, each.port) for own, each in used if own == each.program and each.what != "host"}
     ports: dict[tuple[str, str], int | None] = dict.fromkeys(sorted(known))
     for spec in programs.beside:
-        if spec.is_world and spec.nodes > 1:
+        if spec.is_world and spec.has_fixed_nodes:
             ports |= dict.fromkeys([(spec.name, WORLD_PORT), (spec.name, WORLD_CONTROL_PORT)])
         condition = spec.condition
         if condition.port is not None:
@@ -114,10 +130,10 @@ def join_host_port(host: str, number: int) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
-def variable_name(program: str, port: str) -> str:
+def variable_name(program: str, port: str, variable: str = ADDRESS_VARIABLE) -> str:
     """The variable with an address, in all processes of the job."""
     name = "_".join(filter(None, (program, port)))
-    return ADDRESS_VARIABLE.replace("NAME", name.upper().replace("-", "_"))
+    return variable.replace("NAME", name.upper().replace("-", "_"))
 
 
 def find_own_address(config: JobConfig, node: int) -> str:
@@ -186,12 +202,17 @@ class ProgramAddresses:
     def fill(self, text: str, own: Instance | None) -> str:
         """Replace the placeholders in a text of this program; ``own``: None for the ranks' program."""
 
-        def address(program: str, port: str) -> tuple[str, int]:
-            if own and program == own.program:
-                return self.of(own.spec.name, port)
-            return self.of(self._placement.nearest(program, self._node), port)
+        def find_addresses(each: Placeholder) -> list[tuple[str, int]]:
+            if each.what == ALL:
+                return self._all_of(each.program, each.port)
+            is_own = own is not None and each.program == own.program
+            name = own.spec.name if own and is_own else self._placement.nearest(each.program, self._node)
+            return [self.of(name, each.port)]
 
-        return fill_placeholders(text, own.program if own else "", self._names, address)
+        return fill_placeholders(text, own.program if own else "", self._names, find_addresses)
+
+    def _all_of(self, program: str, port: str) -> list[tuple[str, int]]:
+        return [self.of(each.spec.name, port) for each in self._placement.of(program)]
 
     def variables(self) -> dict[str, str]:
         """Return the variables with the addresses of all programs."""
@@ -201,4 +222,7 @@ class ProgramAddresses:
             for (instance, port), (host, number) in self._known.items():
                 if instance == name and number:
                     found[variable_name(program, port)] = join_host_port(host, number)
+                    if len(several := self._all_of(program, port)) > 1:
+                        listed = ",".join(join_host_port(*each) for each in several)
+                        found[variable_name(program, port, ADDRESSES_VARIABLE)] = listed
         return found

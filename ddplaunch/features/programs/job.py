@@ -66,8 +66,9 @@ class ProgramsJob(JobSide):
                 self._on_ports_held(node, addresses)
             case ProgramIsReady(attempt=self._attempt, name=name):
                 self._check_owner(node, [name])
-                self._ready.append(name)
-                self._context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
+                if name not in self._ready:  # or it has started again alone
+                    self._ready.append(name)
+                    self._context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
             case RanksFinished():
                 self._finished.add(node)
                 if self._are_ranks_done:

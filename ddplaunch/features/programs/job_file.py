@@ -30,7 +30,7 @@ SUFFIX = ".toml"
 MAX_FILE_BYTES = 1 << 20
 _TABLE = "programs"
 _KEYS_OF_BOTH = ("kind", "gpus", "nodes", "after", "env")
-_KEYS_OF_COMMANDS = ("ready", "ready-timeout", "grace", "nice", "cwd", "hold")
+_KEYS_OF_COMMANDS = ("ready", "ready-timeout", "grace", "nice", "cwd", "hold", "restarts", "count", "with", "each-node")
 KEYS = ("command", "target", *_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS)
 
 
@@ -166,10 +166,10 @@ class JobFile:
             match key:
                 case "ready-timeout" | "grace":
                     found[key.replace("-", "_") + "_s"] = reader.seconds(key, values[key])
-                case "cwd":
-                    found[key] = reader.text(key, values[key])
-                case "hold":
-                    found[key] = reader.flag(key, values[key])
+                case "cwd" | "with":
+                    found["beside" if key == "with" else key] = reader.text(key, values[key])
+                case "hold" | "each-node":
+                    found[key.replace("-", "_")] = reader.flag(key, values[key])
                 case _:
                     found[key] = getattr(reader, key)(values[key])
         return found

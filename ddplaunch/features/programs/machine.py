@@ -4,6 +4,7 @@
   that the ranks wait for.
 - A service that ends before the job does has failed, also with code 0; so has a main that ends with another code than
   0, and a program that is not ready in time. The first failure of an attempt is reported, no other.
+- A program with ``restarts`` that fails starts again alone, after a while, as often as that: nothing else changes.
 - The end of a sidecar is only noted. Whatever comes after it starts then.
 - A stop: mains get their signal, then the services and sidecars get SIGTERM, each when all have ended that come after
   it. Only the program itself gets it, not its children. A program that has not ended within its grace is killed.
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_OS, EXIT_SIGNAL, EXIT_TIMEOUT
-from ddplaunch.base.text import format_elapsed, join_names, signal_name
+from ddplaunch.base.text import format_count, format_elapsed, join_names, signal_name
 from ddplaunch.core.deadlines import Deadlines, Now
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.programs import program_commands as do
@@ -31,6 +32,7 @@ from ddplaunch.features.programs.program_commands import Life
 from ddplaunch.features.programs.spec import ProgramSpec
 from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S
 
+RESTART_DELAY_S, MAX_RESTART_DELAY_S = 10.0, 300.0  # before a program starts again alone: doubled each time, up to
 SWEEP_MARGIN_S = KILL_TIMEOUT_S + 1  # beyond the grace, for a guard to reply to a sweep
 
 
@@ -39,6 +41,7 @@ class ProgramState(Enum):
     REQUESTED = "requested"  # from the guard
     STARTING = "starting"  # it runs, and is not ready
     READY = "ready"
+    PAUSING = "pausing"  # it has failed, and starts again soon
     ENDED = "ended"
 
 
@@ -58,6 +61,7 @@ class LiveProgram(Struct):
     spec: ProgramSpec
     state: ProgramState = ProgramState.WAITING
     counts_as_ready: bool = False  # also where it has ended since, and that does not matter
+    restarts: int = 0  # how often it has started again alone
     kill_at: float | None = None  # when its grace is over, once it was asked to end
 
     @property
@@ -162,6 +166,7 @@ class ProgramsMachine:
         for program in self.programs:
             if program.life is Life.ATTEMPT:
                 program.state, program.counts_as_ready, program.kill_at = ProgramState.WAITING, False, None
+                program.restarts = 0
         for life, state in self._guards.items():
             if state is GuardState.NONE and any(each.state is ProgramState.WAITING for each in self._of(life)):
                 self._guards[life] = GuardState.STARTING
@@ -251,22 +256,40 @@ class ProgramsMachine:
         program.state = ProgramState.ENDED
         self._deadlines.cancel(*((what, number) for what in ("ready", "kill", "stuck")))
         how, exit_code = describe_exit(code), EXIT_SIGNAL - code if code < 0 else code
+        after = f", after {format_count(program.restarts, 'restart')}" if program.restarts else ""
         if was_asked or self._is_stopped(program):
             pass
+        elif self._may_restart(program, code):
+            self._restart_later(number, how, now)
         elif program.spec.kind == "sidecar":
             program.counts_as_ready = True
             if not self._end_expected:
                 words = f": {last_words}" if code and last_words else ""
-                self._do(do.ShowNote(f"{name} {how}, the job continues{words}"))
+                self._do(do.ShowNote(f"{name} {how}{after}, the job continues{words}"))
         elif program.spec.kind == "service":
             when = f"before {self._gate.target} was done" if was_ready else "before it was ready"
-            self._fail(exit_code or 1, f"{name} {how} {when}", number)
+            self._fail(exit_code or 1, f"{name} {how} {when}{after}", number)
         elif code:
-            self._fail(exit_code, f"{name} {how}", number)
+            self._fail(exit_code, f"{name} {how}{after}", number)
         else:
             program.counts_as_ready = True
             self._do(do.ReportMainDone(number))
         self._continue(now)
+
+    def _may_restart(self, program: LiveProgram, code: int) -> bool:
+        has_failed = bool(code) or program.spec.kind == "service"
+        goes_on = not (self._finishing or self._failed or self._end_expected)
+        return has_failed and goes_on and program.restarts < program.spec.restarts
+
+    def _restart_later(self, number: int, how: str, now: Now) -> None:
+        program = self.programs[number]
+        delay_s = min(MAX_RESTART_DELAY_S, RESTART_DELAY_S * 2**program.restarts)
+        program.restarts += 1
+        program.state = ProgramState.PAUSING
+        self._deadlines.set(("restart", number), now.mono + delay_s)
+        which = f"restart {program.restarts} of {program.spec.restarts}"
+        text = f"{program.spec.name} {how}: starting it again in {delay_s:g} s ({which})"
+        self._do(do.KillLeftovers(number), do.ShowNote(text))
 
     def _fail(self, code: int, reason: str, number: int | None) -> None:
         if not self._failed:
@@ -299,7 +322,7 @@ class ProgramsMachine:
         self._stopping, self._main_signal = lives, self._main_signal or main_signal
         for number, program in enumerate(self.programs):
             if program.life in lives:
-                self._deadlines.cancel(("ready", number))
+                self._deadlines.cancel(("ready", number), ("restart", number))
         self._continue_stop(now)
 
     def _continue_stop(self, now: Now) -> None:
@@ -360,7 +383,7 @@ class ProgramsMachine:
         """Called when nothing is left of the programs of a guard: end, or begin again."""
         for number, program in enumerate(self.programs):
             if program.life is life:
-                self._deadlines.cancel(*((what, number) for what in ("ready", "kill", "stuck")))
+                self._deadlines.cancel(*((what, number) for what in ("ready", "kill", "stuck", "restart")))
                 program.state = ProgramState.ENDED
         if not self._finishing:
             self._stopping = ()
@@ -374,14 +397,16 @@ class ProgramsMachine:
     def _on_guard_lost(self, life: Life, now: Now) -> None:
         """A guard was killed, and its programs by their parent-death signal."""
         self._was_guard_lost = True
-        alive = [each.spec.name for each in self._of(life) if each.state in (*ALIVE, ProgramState.WAITING)]
+        alive = [each.spec.name for each in self._of(life) if each.state is not ProgramState.ENDED]
         self._deadlines.cancel(("sweep", life))
         self._guards[life] = GuardState.NONE
         self._do(do.CloseGuard(life))
         if life in self._stopping:
             return self._on_gone(life, now)
-        for program in self._of(life):
-            program.state = ProgramState.ENDED
+        for number, program in enumerate(self.programs):
+            if program.life is life:
+                self._deadlines.cancel(("restart", number))
+                program.state = ProgramState.ENDED
         what = f"{join_names(alive)} ended because their guard process was killed"
         if life is Life.JOB:
             self._do(do.ShowNote(f"{what}; the job continues"))
@@ -410,6 +435,9 @@ class ProgramsMachine:
                 text = f"{spec.name} did not end within {spec.grace_s:g} s of {sent}, and was killed"
                 self._do(do.SendSignal(which, signal.SIGKILL), do.ShowNote(text))
                 self._deadlines.set(("stuck", which), now.mono + KILL_TIMEOUT_S)
+            case "restart":
+                program.state = ProgramState.WAITING
+                self._continue(now)
             case "stuck":
                 program.state = ProgramState.ENDED
                 self._continue(now)

@@ -49,7 +49,7 @@ from ddplaunch.features.programs.messages import (
     StartPrograms,
 )
 from ddplaunch.features.programs.program_commands import Life
-from ddplaunch.features.programs.program_jobs import ProgramJobs
+from ddplaunch.features.programs.program_jobs import PROGRAM_VARIABLE, ProgramJobs
 from ddplaunch.features.programs.ready import ReadyProbe
 from ddplaunch.features.programs.sidecars import (
     SidecarExited,
@@ -266,6 +266,8 @@ class ProgramRunner(NodeSide):
                 self._start_probe(number)
             case do.SendSignal(number=number, signal=which):
                 self._send_signal(number, which)
+            case do.KillLeftovers(number=number):
+                self._kill_leftovers(number)
             case do.OpenGate(attempt=attempt) if self._programs:
                 self._send(CheckPassed(attempt))
             case do.ReportMainDone(number=number):
@@ -347,6 +349,14 @@ class ProgramRunner(NodeSide):
             pid, pidfd = self._pids[number]
             with suppress(OSError):
                 proc_utils.send_signal(pid, which, pidfd)
+
+    def _kill_leftovers(self, number: int) -> None:
+        guard = self._guards[self._machine.programs[number].life].zygote
+        mark = f"{PROGRAM_VARIABLE}={self._specs[number].name}".encode()
+        for pid in proc_utils.list_descendants(guard.pid):
+            with suppress(OSError):
+                if mark in proc_utils.read_proc_file(pid, "environ").split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
 
     def _forget_process(self, number: int) -> None:
         if number in self._probes:

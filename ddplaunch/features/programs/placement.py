@@ -46,12 +46,14 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
     Raises UsageError if the job has not as many nodes as that takes.
     """
     with_ranks = _count_nodes_with_ranks(programs, nnodes)
-    own: dict[str, range] = {}
+    own: dict[str, list[int]] = {programs.target.name: [*range(with_ranks)]}  # of each program
     first = with_ranks
     for spec in programs.beside:
-        own[spec.name] = range(first, first + spec.nodes) if spec.nodes else range(1)
+        shared = nnodes if spec.each_node else 1
+        own[spec.name] = [*range(first, first + spec.nodes)] if spec.nodes else [*range(shared)]
         first += spec.nodes
-    names = {spec.name: _name_instances(spec, own[spec.name]) for spec in programs.beside}
+    places = {spec.name: _list_places(spec, own[spec.beside or spec.name]) for spec in programs.beside}
+    names = {name: _name_instances(name, len(nodes)) for name, nodes in places.items()}
 
     def expand(after: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for each in after for name in names[each])
@@ -59,7 +61,7 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
     instances = []
     for spec in programs.beside:
         after = None if spec.after is None else expand(spec.after)
-        for index, (name, node) in enumerate(zip(names[spec.name], own[spec.name], strict=True)):
+        for index, (name, node) in enumerate(zip(names[spec.name], places[spec.name], strict=True)):
             # One part of several with the same ranks says that they are ready.
             ready = "" if spec.is_world and index else spec.ready
             instances.append(Instance(replace(spec, name=name, after=after, ready=ready), spec.name, node, index))
@@ -74,9 +76,14 @@ def _count_nodes_with_ranks(programs: Programs, nnodes: int) -> int:
         least = "" if target.nodes else "at least "
         counts = ", ".join(f"{name} {count}" for name, count in {target.name: with_ranks, **own}.items())
         what = f"the programs need {least}{format_count(needed, 'node')}, and the job has {nnodes}"
-        raise UsageError(what, f"{counts}; --nnodes, --hosts or the allocation must have as many")
+        raise UsageError(what, f"{counts}; --nodes, --nnodes or --hosts must name as many")
     return with_ranks
 
 
-def _name_instances(spec: ProgramSpec, nodes: range) -> list[str]:
-    return [spec.name] if len(nodes) == 1 else [f"{spec.name}.{index}" for index in range(len(nodes))]
+def _list_places(spec: ProgramSpec, nodes: list[int]) -> list[int]:
+    """Return the node of each of its processes."""
+    return [node for node in nodes for _ in range(spec.count)]
+
+
+def _name_instances(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}.{index}" for index in range(count)]

@@ -41,6 +41,12 @@ class SendSignal(ProgramCommand, frozen=True):
     signal: int
 
 
+class KillLeftovers(ProgramCommand, frozen=True):
+    """Kill what a program that has ended has left behind, as it starts again."""
+
+    number: int
+
+
 class OpenGate(ProgramCommand, frozen=True):
     """All is ready that the ranks wait for."""
 

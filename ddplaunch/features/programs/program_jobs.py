@@ -20,6 +20,7 @@ from ddplaunch.features.programs.placement import Instance, Placement, place_pro
 from ddplaunch.features.programs.spec import Programs, ProgramSpec
 from ddplaunch.system.devices import read_hardware
 
+PROGRAM_VARIABLE = "DDPLAUNCH_PROGRAM"
 RANK_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
@@ -88,11 +89,12 @@ class ProgramJobs:
         # It is no task of the batch job, whose variables it inherits.
         words = [sys.executable, "-m", "ddplaunch", "run", "--cluster", "none"]
         words += ["--run-id", f"{self.run_id}.{own.program}"[-MAX_NAME:]]
-        if own.spec.nodes > 1 and self._placement and self.addresses:
-            first = self._placement.of(own.program)[0].spec.name
+        parts = self._placement.of(own.program) if self._placement else []
+        if len(parts) > 1 and self.addresses:
+            first = parts[0].spec.name
             host, port = self.addresses.of(first, WORLD_PORT)
             _, control = self.addresses.of(first, WORLD_CONTROL_PORT)
-            words += ["--nnodes", str(own.spec.nodes), "--node-rank", str(own.position), "--master-addr", host]
+            words += ["--nnodes", str(len(parts)), "--node-rank", str(own.position), "--master-addr", host]
             words += ["--master-port", str(port), "--control-port", str(control)]
         return words
 
@@ -107,7 +109,7 @@ class ProgramJobs:
             fill, instance = self.addresses.fill, next((each for each in self._instances if each.spec is spec), None)
             words = tuple(fill(word, instance) for word in words)
             own_variables = {name: fill(value, instance) for name, value in own_variables.items()}
-            variables |= {**self.addresses.variables(), "DDPLAUNCH_PROGRAM": spec.name}
+            variables |= {**self.addresses.variables(), PROGRAM_VARIABLE: spec.name}
             variables |= self._gpu_variables.get(spec.name, {})
             if not spec.hold:
                 self.addresses.release_ports(spec.name)

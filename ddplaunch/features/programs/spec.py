@@ -26,6 +26,7 @@ Kind = Literal["main", "service", "sidecar"]
 KINDS: tuple[str, ...] = get_args(Kind)
 DEFAULT_READY_TIMEOUT_S = 1800.0
 DEFAULT_GRACE_S = 30.0
+MAX_COPIES, MAX_RESTARTS = 256, 10**6
 OWN_FIELDS = ("port", "host", "address")
 """Placeholders of a program for itself, so no program has such a name."""
 
@@ -56,6 +57,10 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     nice: int = 0
     cwd: str = ""
     hold: bool = True  # whether its ports are held until it listens
+    restarts: int = 0  # how often it may start again alone after a failure
+    beside: str = ""  # it is on the nodes of this program
+    each_node: bool = False  # it is on all nodes of the job
+    count: int = 1  # how many processes it has on each of its nodes
     nodes: int = 0  # how many nodes it has for itself, one process on each; 0: it is on node 0. Of the target: 0 is all
     is_target: bool = False
     is_world: bool = False  # a target with ranks and a store of its own: ``command`` are the words of a further ``run``
@@ -74,6 +79,11 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
         tcp, tcp_port, http, http_port, path, line, text, file, name = found.groups()
         port = tcp_port or http_port
         return Condition(tcp or http or line or file, path or text or name or "", int(port) if port else None)
+
+    @property
+    def has_fixed_nodes(self) -> bool:
+        """Whether it needs a job with a fixed number of nodes."""
+        return bool(self.nodes or self.each_node or self.beside)
 
     @property
     def shown_command(self) -> tuple[str, ...]:
@@ -179,11 +189,20 @@ class SpecReader:
             raise self._error("nice", value, "a number from -20 to 19")
         return read
 
-    def nodes(self, value: object) -> int:
+    def number(self, key: str, value: object, least: int, most: int) -> int:
         read = parse_int(value) if isinstance(value, str) else value
-        if isinstance(read, bool) or not isinstance(read, int) or not 1 <= read <= MAX_NODES:
-            raise self._error("nodes", value, "a number of nodes, from 1 up")
+        if isinstance(read, bool) or not isinstance(read, int) or not least <= read <= most:
+            raise self._error(key, value, f"a number from {least} to {most}")
         return read
+
+    def nodes(self, value: object) -> int:
+        return self.number("nodes", value, 1, MAX_NODES)
+
+    def count(self, value: object) -> int:
+        return self.number("count", value, 1, MAX_COPIES)
+
+    def restarts(self, value: object) -> int:
+        return self.number("restarts", value, 0, MAX_RESTARTS)
 
     def gpus(self, value: object) -> int | str:
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -226,8 +245,30 @@ def check_programs(programs: Programs, place: Callable[[str, str], str]) -> None
             if other == programs.target.name:
                 what = f"{place(spec.name, 'after')}: nothing can come after {other}, which has the ranks"
                 raise UsageError(what, "leave it out")
+    for spec in programs.beside:
+        _check_places(spec, programs, place)
     if circle := _find_circle(specs):
         raise UsageError(f"{join_names(circle)} come after each other", f"change `after` of {circle[0]}")
+
+
+def _check_places(spec: ProgramSpec, programs: Programs, place: Callable[[str, str], str]) -> None:
+    """Raise UsageError if keys that place a program contradict each other."""
+    other = programs.find(spec.beside)
+    if spec.beside and other is None:
+        names = [each.name for each in (*programs.beside, programs.target) if each is not spec]
+        near = closest_match(spec.beside, names)
+        what = f"{place(spec.name, 'with')}: no program is called {spec.beside}"
+        raise UsageError(what, f"did you mean {near}?" if near else f"programs: {join_names(names)}")
+    if other and other.beside:
+        raise UsageError(f"{place(spec.name, 'with')}: {other.name} is itself with {other.beside}", "name that one")
+    if sum(map(bool, (spec.nodes, spec.beside, spec.each_node))) > 1:
+        raise UsageError(f"{spec.name}: nodes, with and each-node contradict each other", "give one of them")
+    if spec.count > 1 and spec.is_world:
+        what = f"{place(spec.name, 'count')} {spec.count}: a target has ranks, no copies"
+        raise UsageError(what, "--nproc in the target gives their number")
+    if spec.count > 1 and spec.condition.port is not None:
+        what = f"{place(spec.name, 'count')} {spec.count}: they cannot all have port {spec.condition.port}"
+        raise UsageError(what, "write {port} in the command: each has its own")
 
 
 def _find_circle(specs: Iterable[ProgramSpec]) -> list[str]:

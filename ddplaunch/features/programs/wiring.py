@@ -113,7 +113,7 @@ def is_without_ranks(options: Options, plan: Plan) -> bool:
     """Whether this node only runs programs."""
     programs = _read_programs(options, "")
     own = sum(each.nodes for each in programs.beside) if programs else 0
-    return bool(own) and plan.nnodes > 1 and plan.node_rank >= plan.nnodes - own
+    return bool(own) and plan.node_rank >= options[Nodes].nnodes[1] - own
 
 
 def make_node_side(context: FeatureContext) -> NodeSide | None:
@@ -144,7 +144,7 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
     ports = list_ports(programs, plan.target.args)
     if is_remote:
         return
-    here = place_programs(programs, plan.nnodes).on(plan.node_rank)
+    here = place_programs(programs, options[Nodes].nnodes[1]).on(plan.node_rank)
     for instance in here:
         _check_command(instance.spec)
     for (name, _), number in ports.items():
@@ -155,7 +155,7 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
 
 def _check_nodes(options: Options, plan: Plan, programs: Programs) -> None:
     """Raise UsageError if programs have nodes for themselves in a job whose nodes are not fixed."""
-    if not (name := next((each.name for each in programs.beside if each.nodes), "")):
+    if not (name := next((each.name for each in programs.beside if each.has_fixed_nodes), "")):
         return
     lowest, highest = options[Nodes].nnodes
     spares = options[Elastic].spares
@@ -199,6 +199,9 @@ def _describe_program(spec: ProgramSpec) -> str:
     """Return the note of a dry run: "service vllm, ready by http:/health: vllm serve …"."""
     facts = [f"{spec.kind} {spec.name}"]
     facts += [f"on {format_count(spec.nodes, 'node')} of its own"] * bool(spec.nodes)
+    facts += [f"with {spec.beside}"] * bool(spec.beside)
+    facts += ["on each node"] * spec.each_node
+    facts += [f"{spec.count} processes" + " on each" * spec.has_fixed_nodes] * (spec.count > 1)
     facts += [f"GPUs {spec.gpus}"] * bool(spec.gpus)
     facts += [f"ready by {spec.ready}"] * bool(spec.ready)
     facts += [f"after {', '.join(spec.after or ())}"] * bool(spec.after)

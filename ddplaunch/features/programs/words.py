@@ -39,6 +39,10 @@ COMMAND_OPTIONS = {
     "--gpus": True,
     "--gpus-per-node": True,
     "--nodes": True,
+    "--with": True,
+    "--each-node": False,
+    "--count": True,
+    "--restarts": True,
     "--env": True,
     "--grace": True,
     "--nice": True,
@@ -115,7 +119,7 @@ def _read_command(part: Sequence[str], known: Mapping[str, bool]) -> ProgramSpec
     for word in rest:
         name, equals, value = word.partition("=")
         if not COMMAND_OPTIONS[name]:
-            values |= {"hold": False} if name == "--no-hold" else {}
+            values |= {"--no-hold": {"hold": False}, "--each-node": {"each_node": True}}.get(name, {})
             continue
         value = value if equals else next(rest)
         match name:
@@ -130,8 +134,8 @@ def _read_command(part: Sequence[str], known: Mapping[str, bool]) -> ProgramSpec
                 values["gpus"] = int(value) if value.isdecimal() else reader.gpus(None)
             case "--ready-timeout" | "--grace":
                 values[name[2:].replace("-", "_") + "_s"] = reader.seconds(name[2:], value)
-            case "--cwd":
-                values["cwd"] = reader.text("cwd", value)
+            case "--cwd" | "--with":
+                values["beside" if name == "--with" else "cwd"] = reader.text(name[2:], value)
             case _:
                 values[name[2:]] = getattr(reader, name[2:])(value)
     if "name" not in {option_name(word)[2:] for word in part[:end]}:

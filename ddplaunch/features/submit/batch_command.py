@@ -41,6 +41,8 @@ from ddplaunch.cli.target_args import (
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.option_values import UNITS, parse_seconds
+from ddplaunch.features.programs.placement import place_programs
+from ddplaunch.features.programs.spec import decode_programs
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),
@@ -306,6 +308,12 @@ TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 (days-hours)."
 TIME = option("-t --time", "TIME", TIME_HELP, time_reader("4:00:00"))
 MEMORY = pattern_reader(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("-J --job-name", "NAME", "Name of the job.  [default: from the target]")
+
+
+def check_program_nodes(ctx: click.Context, target: str, nodes: int) -> None:
+    """Raise UsageError if the job's programs need another number of nodes."""
+    if programs := decode_programs(ctx.params.get("program") or (), target):
+        place_programs(programs, nodes)
 
 
 def run_argv(ctx: click.Context) -> tuple[str, ...]:

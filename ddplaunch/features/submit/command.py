@@ -16,6 +16,7 @@ from ddplaunch.features.programs.sidecars import check_tensorboard
 from ddplaunch.features.submit.batch_command import (
     BatchCommand,
     all_params,
+    check_program_nodes,
     option_sections,
     parse_notes,
     with_command_name,
@@ -82,6 +83,7 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
         raise UsageError(what, "leave one of them out")
     if job.array and ctx.params.get("program"):
         raise UsageError(f"--array {job.array} does not work with several programs", "submit each job by itself")
+    check_program_nodes(ctx, target, job.nodes)
     if job.container_image is None:  # with an image, the target may exist only there
         _check_target(ctx)
     check_token(None)

@@ -543,3 +543,78 @@ def test_cwd_nice_and_a_dry_run(begin, run_in_fork, tmp_path):
     wait_for_note(job, f"[eval] inner {os.nice(0) + 7}")
     touch(tmp_path, "go")
     assert job.wait() == 0
+
+
+# ----------------------------------------------------------------------------------------- restarts and copies
+
+BREAKS = """
+import os, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+subprocess.Popen(["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), BaseHTTPRequestHandler)
+print("env", os.getpid(), "listens", flush=True)
+while not os.path.exists("break"):
+    time.sleep(0.02)
+os.unlink("break")
+sys.exit(3)
+"""
+
+
+def test_a_program_starts_again_alone_at_the_same_address(begin, tmp_path):
+    """What it has left is killed; the ranks and the other server run on."""
+    write_program(tmp_path, "breaks.py", BREAKS)
+    env = ("--command", "--name", "env", "--restarts", "1", PYTHON, "breaks.py", "{port}", ":")
+    job = begin(*env, *server(), *RANKS)
+    job.wait_for("got ok", 2)
+    assert len(job.find("sleep 1000")) >= 2
+    touch(tmp_path, "break")
+    wait_for_note(job, "env exited with code 3: starting it again in 10 s (restart 1 of 1)")
+    wait_until(lambda: not job.find("sleep 1000"), "the end of what it has left", 5)
+    wait_until(lambda: job.stderr().count("env is ready at") == 2, "the restart")
+    addresses = re.findall(r"env is ready at (\S+)", job.stderr())
+    assert addresses[0] == addresses[1]
+    touch(tmp_path, "break")
+    assert job.wait() == 3
+    assert "env exited with code 3 before client.py was done, after 1 restart (exit code 3)" in job.stderr()
+    assert job.stdout().count("got ok") == 2
+
+
+def test_copies_of_a_program_and_lists_of_their_addresses(begin, tmp_path):
+    write_program(
+        tmp_path, "lists.py", "import os, sys\nprint(*sys.argv[1:], os.environ['DDPLAUNCH_WORKER_ADDRESSES'])"
+    )
+    worker = server(name="worker", options=("--count", "3"))
+    job = begin(*worker, "--nproc", "1", *EXEC, "lists.py", "{worker.all}", "{worker.all:http://%/v1}", "{worker}")
+    assert job.wait() == 0
+    everyone, urls, first, variable = job.stdout().split()
+    addresses = [re.search(rf"worker\.{index} is ready at (\S+)", job.stderr())[1] for index in range(3)]
+    assert len({*addresses}) == 3
+    assert everyone == variable == ",".join(addresses)
+    assert urls == ",".join(f"http://{each}/v1" for each in addresses)
+    assert first == addresses[0]
+    for index in range(3):
+        assert f"[worker.{index}] asked to end" in job.stderr()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--command --count 0 sleep 9 : train.py", ("--count 0: expected a number from 1 to 256", "")),
+        ("--command --restarts x sleep 9 : train.py", ("--restarts x: expected a number from 0", "")),
+        ("--command --with infr sleep 9 : --command --name infer sleep 9 : train.py", ("infr", "did you mean infer?")),
+        ("--command --each-node --nodes 2 sleep 9 : train.py", ("nodes, with and each-node contradict", "one of them")),
+        (
+            "--command --count 2 --ready tcp:8000 sleep 9 : train.py",
+            ("--count of sleep 2: they cannot all have port 8000", "write {port}"),
+        ),
+        ("--command --name a {b.all} : --command --name b sleep 9 : train.py", ("{b.all}: b has no such port", "")),
+    ],
+)
+def test_refusals_of_copies_and_restarts(run_in_fork, tmp_path, line, expected):
+    write_program(tmp_path, "train.py", "open('started', 'w').close()")
+    done = run_in_fork("run", *line.split())
+    assert (done.returncode, done.stdout) == (2, ""), done
+    for part in expected:
+        assert part in done.stderr
+    assert not (tmp_path / "started").exists()

@@ -147,6 +147,13 @@ def test_submit_passes_all_programs_on_and_refuses_an_array(run_in_fork, tmp_pat
     assert "t.py -- 'http://{vllm}' once" in script
     again = run_in_fork("submit", "--command", "sleep", "9", ":", *line[1:], "t.py").stdout
     assert again.count("--program=") == 2
+    (tmp_path / "two.toml").write_text((tmp_path / "rl.toml").read_text().replace("ready =", "nodes = 2\nready ="))
+    done = run_in_fork(*line, "--nodes", "2", "two.toml")
+    assert done.returncode == 2
+    assert "the programs need at least 3 nodes, and the job has 2" in done.stderr
+    done = run_in_fork("manifest", "--container-image", "i", "--nodes", "3", "two.toml")
+    assert "completions: 3" in done.stdout, done.stderr
+    assert "the programs need" in run_in_fork("manifest", "--container-image", "i", "two.toml").stderr
     done = run_in_fork(*line, "--array", "0-3", "rl.toml")
     assert done.returncode == 2
     assert "--array 0-3 does not work with several programs" in done.stderr
@@ -191,3 +198,99 @@ def test_jobs_as_people_write_them(run_in_fork, tmp_path, fake_nvml, text, share
     assert (plan["programs"][0]["gpus"], plan["world_size"]) == shares
     if text is TRL:
         assert plan["programs"][0]["command"][8:10] == ['{"backend": "nccl"}', "--logprobs-mode"]
+
+
+PRIME_RL = """
+[programs.infer]
+command = "uv run inference @ infer.toml --server.host 0.0.0.0 --server.port {port}"     # one on each of its nodes
+nodes = 2
+gpus = "all"
+ready = "http:/health"
+ready-timeout = "70m"
+
+[programs.envs]
+command = "uv run env-server @ env.toml --serve.address tcp://{address}"
+ready = "tcp"
+restarts = 5                                    # alone; its clients find it at the same address again
+
+[programs.trainer]
+target = "-m prime_rl.train @ train.toml"
+nodes = 2
+after = []                                      # it loads its model while the servers load theirs
+
+[programs.orchestrator]
+command = "uv run orchestrator @ orch.toml --model.client.base-url {infer.all:http://%/v1} --host {trainer.host}"
+kind = "main"                                   # done = trainer and orchestrator are done
+after = ["infer", "envs"]
+"""
+
+DATA = """
+[programs.dispatcher]
+command = "python -m my_data.dispatcher --port {port}"
+nodes = 1
+ready = "tcp"
+
+[programs.worker]
+command = "python -m my_data.worker --dispatcher {dispatcher} --port {port}"
+with = "dispatcher"                             # on that program's nodes
+count = 8
+after = ["dispatcher"]
+restarts = 100
+
+[programs.trainer]
+target = "train.py --data {dispatcher}"
+nodes = 2
+"""
+
+METRICS = """
+[programs.tensorboard]
+command = "tensorboard --logdir runs --host 127.0.0.1 --port {port}"
+kind = "sidecar"
+
+[programs.exporter]
+command = "dcgm-exporter --address :{port}"
+kind = "sidecar"
+each-node = true
+
+[programs.trainer]
+target = "train.py"
+"""
+
+TWO_WORLDS = """
+[programs.teacher]
+target = "teacher.py --listen {port} --group-port {port.group}"
+kind = "service"
+gpus = 4
+ready = "line:teacher ready"
+
+[programs.student]
+target = "train.py --teacher {teacher} --group {teacher.host}:{teacher.port.group}"
+gpus = 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "nnodes", "ranks", "programs"),
+    [
+        (PRIME_RL, 4, 16, {"infer.0": 2, "infer.1": 3, "envs": 0, "orchestrator": 0}),
+        (DATA, 3, 16, {"dispatcher": 2, **{f"worker.{number}": 2 for number in range(8)}}),
+        (METRICS, 2, 16, {"tensorboard": 0, "exporter.0": 0, "exporter.1": 1}),
+        (TWO_WORLDS, 1, 4, {"teacher": 0}),
+    ],
+)
+def test_jobs_of_several_nodes_and_worlds_as_people_write_them(
+    run_in_fork, tmp_path, fake_nvml, text, nnodes, ranks, programs
+):
+    write_program(tmp_path, "train.py", "")
+    (tmp_path / "prime_rl").mkdir()
+    write_program(tmp_path, "prime_rl/train.py", "")
+    for name in ("uv", "python", "tensorboard", "dcgm-exporter"):
+        write_program(tmp_path, f"bin/{name}", "#!/bin/sh\n").chmod(0o755)
+    (tmp_path / "job.toml").write_text(text)
+    where = ("--nnodes", nnodes, "--node-rank", "0", "--master-addr", "127.0.0.1") if nnodes > 1 else ()
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    done = run_in_fork("run", *where, "--dry-run", "--json", "job.toml", env={**fake_nvml.environ(8), "PATH": path})
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["world_size"] == ranks
+    assert {each["name"]: each["node"] for each in plan["programs"]} == programs

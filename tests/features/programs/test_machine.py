@@ -21,8 +21,8 @@ from ddplaunch.features.programs.spec import ProgramSpec
 HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "3000"))
 
 
-def program(name, kind="service", after=(), ready="tcp", grace_s=30.0):
-    return ProgramSpec(name, (name,), kind, ready, 60.0, after, {}, grace_s)
+def program(name, kind="service", after=(), ready="tcp", grace_s=30.0, restarts=0):
+    return ProgramSpec(name, (name,), kind, ready, 60.0, after, {}, grace_s, restarts=restarts)
 
 
 def describe(command, names):
@@ -33,6 +33,8 @@ def describe(command, names):
             return f"probe {names[number]}"
         case do.SendSignal(number=number, signal=which):
             return f"{signal_name(which)} to {names[number]}"
+        case do.KillLeftovers(number=number):
+            return f"kill what {names[number]} has left"
         case do.OpenGate():
             return "start the ranks"
         case do.ReportReady(number=number):
@@ -143,6 +145,36 @@ def test_mains():
     other.at(6, ev.ProgramExited(1, 0), "two is done")
 
 
+def test_a_program_starts_again_alone_after_longer_and_longer_waits():
+    story = running(program("vllm"), program("env", restarts=2))
+    for number, (seconds, delay) in enumerate(((100, 10), (200, 20)), 1):
+        note = f"note: env exited with code 3: starting it again in {delay} s (restart {number} of 2)"
+        story.at(seconds, ev.ProgramExited(1, 3), "kill what env has left", note)
+        assert story.machine.wake_at() == seconds + delay
+        story.at(seconds + delay, ev.Woken(), "spawn env")
+        story.at(seconds + delay, ev.ProgramSpawned(1), "probe env")
+        story.at(seconds + delay + 1, ev.ConditionMet(1), "env is ready")
+    failed = "fail with 3: env exited with code 3 before train.py was done, after 2 restarts"
+    story.at(300, ev.ProgramExited(1, 3), failed)
+
+
+def test_a_main_that_has_returned_0_does_not_start_again_and_no_program_after_a_failure():
+    story = running(program("orch", "main", ready="", restarts=2), program("env", restarts=1), program("vllm"))
+    story.at(5, ev.ProgramExited(0, 0), "orch is done")
+    killed = "was ended by SIGKILL (killed from outside) before train.py was done"
+    story.at(5, ev.ProgramExited(2, -9), f"fail with 137: vllm {killed}")
+    story.at(5, ev.ProgramExited(1, 1))
+
+
+def test_the_job_ends_while_a_program_waits_to_start_again():
+    story = running(program("env", restarts=1))
+    note = "note: env exited with code 1: starting it again in 10 s (restart 1 of 1)"
+    story.at(5, ev.ProgramExited(0, 1), "kill what env has left", note)
+    story.at(6, ev.JobFinished(signal.SIGTERM), "sweep attempt in 0 s")
+    story.at(7, ev.GuardSwept(ATTEMPT), "CloseGuard attempt")
+    assert story.machine.wake_at() is None
+
+
 def test_the_footer_names_programs_of_other_nodes():
     story = Story(program("vllm"))
     story.machine = ProgramsMachine([program("vllm")], Gate(["vllm", "far"], "train.py", ["far"]))
@@ -235,7 +267,7 @@ class World:
             kind = random.choice(("main", "service", "service", "sidecar"))
             after = [each.name for each in self.specs if random.random() < 0.4] + ["far"] * (random.random() < 0.1)
             ready, grace_s = random.choice(("", "tcp")), random.choice((0.0, 5.0))
-            self.specs.append(program(f"p{number}", kind, tuple(after), ready, grace_s))
+            self.specs.append(program(f"p{number}", kind, tuple(after), ready, grace_s, random.choice((0, 0, 2))))
         random.shuffle(self.specs)
         self.gate = [each.name for each in self.specs if each.kind == "service" and random.random() < 0.8]
         self.machine = ProgramsMachine(self.specs, Gate(self.gate, "train.py"))
@@ -300,8 +332,11 @@ class World:
     def end(self, number, code):
         self.alive.discard(number)
         self.watched.discard(number)
+        live = self.machine.programs[number]
+        is_asked = live.kill_at is not None or self.machine._is_stopped(live)
+        starts_again = self.machine._may_restart(live, code) and not is_asked
         if self.specs[number].kind == "sidecar" or (self.specs[number].kind == "main" and not code):
-            self.ready.add(self.specs[number].name)
+            self.ready |= set() if starts_again else {self.specs[number].name}
         self.do(ev.ProgramExited(number, code))
 
     def deliver(self):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.conftest import PROGRAMS, free_port, wait_until
+from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import EXEC
 
 pytestmark = pytest.mark.slow
@@ -196,7 +197,7 @@ def test_a_restart_starts_programs_of_all_nodes_again(begin_nodes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--nnodes", "2"), "the programs need at least 4 nodes, and the job has 2\n  client.py 1, vllm 3; --nnodes"),
+        (("--nnodes", "2"), "the programs need at least 4 nodes, and the job has 2\n  client.py 1, vllm 3; --nodes"),
         (("--nnodes", "3", "--spares", "2"), "--spares 2 does not work with nodes of vllm"),
         (("--nnodes", "2:4"), "--nnodes 2:4 does not work with nodes of vllm"),
         (("--nnodes", "4", "--node-rank", "auto"), "--node-rank auto does not work with nodes of vllm"),
@@ -218,3 +219,41 @@ def test_a_dry_run_shows_the_nodes_with_ranks(run_in_fork):
     other = run_in_fork("run", *service("vllm"), *where, "--node-rank", "2", "--nproc", "2", PROGRAMS / "client.py")
     assert (other.returncode, other.stdout) == (2, "")
     assert "--node-rank 2 has no ranks: it runs vllm" in other.stderr
+
+
+def test_programs_on_each_node_and_beside_another(start_ddplaunch):
+    """The one on the same node is the one that others there use."""
+    serve = (sys.executable, PROGRAMS / "server.py", "{port}", ":")
+    exporter = ("--command", "--name", "exporter", "--each-node", *serve)
+    shows = ("sh", "-c", "echo at {data}; exec sleep 1000", ":")
+    worker = ("--command", "--name", "worker", "--with", "data", "--count", "2", "--after", "data", *shows)
+    port = str(free_port())
+    where = ("--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", port)
+    rank = ("--nproc", "1", "--no-python", "echo", "{exporter}", "{data.all}")
+    data = service("data", nodes=2)
+    jobs = [start_ddplaunch("run", *worker, *data, *exporter, *where, "--node-rank", node, *rank) for node in range(3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0], jobs[0].stderr()
+    own, both = jobs[0].stdout().split()
+    assert f"exporter.0 is ready at {own} " in jobs[0].stderr()
+    for index, job in enumerate(jobs[1:]):
+        address = both.split(",")[index]
+        assert f"data.{index} is ready at {address} " in job.stderr()
+        assert job.stderr().count(f"] at {address}\n") == 2
+        assert f"exporter.{index + 1} is ready at " in job.stderr()
+        job.assert_nothing_left()
+
+
+def test_gpus_are_divided_on_each_node(start_ddplaunch, fake_nvml):
+    shows = "echo GPUs $CUDA_VISIBLE_DEVICES.; exec sleep 1000"
+    infer = ("--command", "--name", "infer", "--nodes", "1", "--gpus", "all", "sh", "-c", shows, ":")
+    judge = ("--command", "--name", "judge", "--gpus-per-node", "1", "sh", "-c", shows, ":")
+    port = str(free_port())
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    jobs = [
+        start_ddplaunch("run", *infer, *judge, *where, "--node-rank", node, "--no-python", "true",
+                        env=fake_nvml.environ(4))
+        for node in range(2)
+    ]  # fmt: skip
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert "[judge] GPUs 0.\n" in jobs[0].stderr()
+    assert "[infer] GPUs 0,1,2,3.\n" in jobs[1].stderr()
