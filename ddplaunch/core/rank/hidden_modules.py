@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ddplaunch.core.rank import import_effects, import_recorder
-    from ddplaunch.core.rank.import_effects import ImportSummary
     from ddplaunch.core.rank.import_recorder import ImportRecorder
 else:
     import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
@@ -118,11 +117,30 @@ class HiddenModules:
         """Return what the imports have done of those modules that come with this one, and are still hidden."""
         closure = self.record.closures.get(name) or self.record.closure(name)
         new = [each for each in list(self.modules) if each in closure]
-        return import_effects.ImportSummary(new, closure, self.record)
+        return ImportSummary(new, closure, self.record)
 
     def show(self) -> None:
         """Make the modules visible again, in a fork that serves the store."""
         sys.modules.update(self.modules)
+
+
+class ImportSummary:
+    """What the imports of several modules do that are handed over together."""
+
+    def __init__(self, new: list[str], closure: set[str], record: ImportRecorder) -> None:
+        """``new``: these modules in the order of their loading; ``closure``: those that are loaded already, too."""
+        self.new, self.closure = new, closure
+        self.has_packages = not record.packages.isdisjoint(new)  # some are not of the standard library
+        self.native = record.native.intersection(new)
+        self.uses_torch = not record.torch_users.isdisjoint(new)
+        self.changes = {each: record.changes[each] for each in new if each in record.changes}
+        self.loggers = {name: logger for each in self.changes.values() for name, logger in each.loggers.items()}
+        self.inputs = import_effects.Inputs()
+        for changes in self.changes.values():
+            for name, (before, _) in changes.variables.items():
+                self.inputs.variables.setdefault(name, before)
+        for packed in [record.packed_inputs[each] for each in new if each in record.packed_inputs]:
+            self.inputs.add(packed)
 
 
 def set_variable(name: str, value: str | None) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ddplaunch.core.rank import import_effects, import_recorder, inspection_endpoint, rank_exit
-    from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_effects import ImportSummary
+    from ddplaunch.core.rank.hidden_modules import HiddenModules, ImportSummary
 else:
     import_effects = load_private_module("core/rank/import_effects")  # noqa: F821
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821

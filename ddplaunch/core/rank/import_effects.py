@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ddplaunch.core.rank.import_recorder import ImportRecorder
-
     ExitHandler = tuple[Callable[..., object], tuple[object, ...], Mapping[str, object]]
     """A function with its arguments."""
 
@@ -56,25 +54,6 @@ class Changes:
         self.lists: list[tuple[str, list[Any], list[Any]]] = []  # with their items before and after
         self.loggers: dict[str, Any] = {}  # those that it has made, by name
         self.exits: list[ExitHandler] = []  # what it has registered with atexit
-
-
-class ImportSummary:
-    """What the imports of several modules do that are handed over together."""
-
-    def __init__(self, new: list[str], closure: set[str], record: ImportRecorder) -> None:
-        """``new``: these modules in the order of their loading; ``closure``: those that are loaded already, too."""
-        self.new, self.closure = new, closure
-        self.has_packages = not record.packages.isdisjoint(new)  # some are not of the standard library
-        self.native = record.native.intersection(new)
-        self.uses_torch = not record.torch_users.isdisjoint(new)
-        self.changes = {each: record.changes[each] for each in new if each in record.changes}
-        self.loggers = {name: logger for each in self.changes.values() for name, logger in each.loggers.items()}
-        self.inputs = Inputs()
-        for changes in self.changes.values():
-            for name, (before, _) in changes.variables.items():
-                self.inputs.variables.setdefault(name, before)
-        for packed in [record.packed_inputs[each] for each in new if each in record.packed_inputs]:
-            self.inputs.add(packed)
 
 
 def is_stdlib(name: str) -> bool:

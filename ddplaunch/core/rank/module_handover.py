@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ddplaunch.core.rank import hidden_modules, import_check, import_recorder, inspection_endpoint
-    from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_effects import Changes, ImportSummary
+    from ddplaunch.core.rank.hidden_modules import HiddenModules, ImportSummary
+    from ddplaunch.core.rank.import_effects import Changes
 else:
     hidden_modules = load_private_module("core/rank/hidden_modules")  # noqa: F821
     import_check = load_private_module("core/rank/import_check")  # noqa: F821
