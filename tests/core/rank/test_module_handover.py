@@ -165,6 +165,21 @@ def test_a_rank_in_a_call_goes_on(tmp_path):
     )
 
 
+def test_a_submodule_comes_with_its_package(run_ddplaunch, folder):
+    write_program(folder, "package/__init__.py", "import package.child")
+    write_program(folder, "package/child.py", "VALUE = 1\n")
+    write_program(folder, "other.py", "from package.child import VALUE\n")
+    write_program(
+        folder,
+        "train.py",
+        "import other, sys\nprint([each for each in sys.modules if each.startswith('package')])\n"
+        "print(sys.modules['package'].child is sys.modules['package.child'])\n",
+    )
+    plain = run_command([sys.executable, "train.py"], cwd=folder)
+    done = run_ddplaunch("run", "--nproc", "2", "--preload", "package,other", "train.py", cwd=folder)
+    assert [lines_of(done.stdout, rank) for rank in range(2)] == [plain.stdout.splitlines()] * 2, done.stderr
+
+
 def test_python_code_is_imported_afresh(run_ddplaunch, folder):
     write_program(folder, "shared.py", "import os\nVALUE = os.environ.get('MINE')\nPID = os.getpid()\n")
     write_program(
@@ -212,6 +227,7 @@ READING = {
     "RANK": ("os.environ.get('RANK')", ""),
     "a file beside the working folder": ("os.path.exists('beside')", "os.chdir('folder')"),
     "a random number": ("random.random() < 2", "import random\nrandom.seed(1)"),
+    "a random number of another package": ("__import__('part.inner').inner.X", "import random\nrandom.seed(1)"),
     "handlers of a logger": ("logging.getLogger('mine').hasHandlers()", "import logging\nlogging.basicConfig()"),
     "the level of a logger": ("logging.getLogger('a').isEnabledFor(20)", "import logging\nlogging.root.setLevel(10)"),
     "the class of loggers": (
@@ -230,6 +246,8 @@ READING = {
 def test_what_an_import_reads_is_compared(run_ddplaunch, folder, what):
     expression, before = READING[what]
     write_program(folder, "shared.py", READS.format(expression=expression))
+    write_program(folder, "part/__init__.py", "")
+    write_program(folder, "part/inner.py", "import random\nX = random.random() < 2\n")
     write_program(folder, "folder/beside", "")
     write_program(folder, "folder/thing-1.dist-info/METADATA", "Name: thing\nVersion: 1\n")
     program = "import os, sys\n{}\nimport shared, random\nprint(shared.X, {}, shared.PID == os.getpid())\n"
