@@ -105,13 +105,22 @@ class HiddenModules:
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
 
-    def take(self, name: str, module: ModuleType) -> None:
-        """Put a module into ``sys.modules`` for the program of this rank."""
-        sys.modules[name] = module
-        self.modules.pop(name, None)  # not before: a signal handler may import what needs it
-        self.taken.append(name)
-        if name == _MULTIPROCESSING:  # its import makes an alias of the main module
-            sys.modules[_MP_MAIN] = sys.modules["__main__"]
+    def take(self, names: list[str]) -> list[str]:
+        """Put modules into ``sys.modules`` for the program of this rank.
+
+        Return their names, without those that a signal handler has imported meanwhile.
+        """
+        found: dict[str, ModuleType] = {}
+        for name, module in zip(names, map(self.modules.get, names), strict=True):
+            if module is not None:
+                found[name] = module
+            if name == _MULTIPROCESSING:  # its import makes an alias of the main module
+                found[_MP_MAIN] = sys.modules["__main__"]
+        sys.modules.update(found)
+        # Not before: a signal handler may import one.
+        taken = [name for name in found if self.modules.pop(name, None) is not None]
+        self.taken += taken
+        return taken
 
     def summarize(self, name: str) -> ImportSummary:
         """Return what the imports have done of those modules that come with this one, and are still hidden."""

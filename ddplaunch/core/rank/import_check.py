@@ -69,8 +69,12 @@ class ImportCheck:
                 return f"another module {name} is in sys.modules"
         for name in list(self._hidden.taken):
             now = sys.modules.get(name)
-            if name in closure and now is not every[name] and (has_spec(every[name]) or (now and "." in name)):
-                return f"{'another' if now else 'no'} module {name} is in sys.modules"
+            if (
+                name in closure
+                and now is not every[name]
+                and (has_spec(every[name]) or (now is not None and "." in name))
+            ):
+                return f"{'no' if now is None else 'another'} module {name} is in sys.modules"
         return None
 
     def _find_other_origin(self, summary: ImportSummary) -> str | None:

@@ -29,14 +29,16 @@ class Inputs:
 
     def pack(self) -> bytes:
         """Return this as one string: to look at a Python object in a rank copies the memory page that it is in."""
-        return marshal.dumps(tuple(self.__dict__.values()))
+        return marshal.dumps([(kind, found) for kind, found in self.__dict__.items() if found])
 
     def add(self, packed: bytes) -> None:
         """Add those of a module that is loaded after the others."""
-        *others, variables = marshal.loads(packed)
-        for own, other in zip(self.__dict__.values(), others, strict=False):
-            own.update(other)
-        self.variables = {**variables, **self.variables}
+        for kind, found in marshal.loads(packed):
+            if kind == "variables":
+                found.update(self.variables)
+                self.variables = found
+            else:
+                self.__dict__[kind].update(found)
 
 
 WARNED = "warned"

@@ -75,20 +75,10 @@ class ModuleHandover:
             return self._reveal(name, summary)
 
     def _reveal(self, name: str, summary: ImportSummary) -> ModuleType:
-        changes: list[Changes] = []
-        late = [name]
-        for each in summary.new:
-            if (module := self._modules.get(each)) is None:
-                continue  # a signal handler has imported it meanwhile
-            self._hidden.take(each, module)
-            if each in summary.changes:
-                changes.append(summary.changes[each])
-            if each != name:
-                self._hidden.included.add(each)
-            if each in self._record.late_children:
-                late.append(each)
-        self._redo_changes(changes)
-        for each in late:
+        taken = self._hidden.take(summary.new)
+        self._hidden.included.update(each for each in taken if each != name)
+        self._redo_changes([summary.changes[each] for each in taken if each in summary.changes])
+        for each in [each for each in taken if each == name or each in self._record.late_children]:
             self._record.namespaces.set_child(each, sys.modules[each])
         for finder in [each for each in sys.meta_path if isinstance(each, inspection_endpoint.PostImportHook)]:
             finder.check()
