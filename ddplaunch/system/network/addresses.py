@@ -19,7 +19,8 @@ REVERSE_LOOKUP_TIMEOUT_S = 0.5  # a slower name server makes ranks use RESOLVER_
 RESOLVER_OPTIONS = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
 
-SocketAddresses = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addresses of a name, as sockets take them
+SocketAddress = tuple[socket.AddressFamily, tuple[str, int]]  # as sockets take it
+SocketAddresses = list[SocketAddress]  # those of a name
 InterfaceAddresses = dict[str, list[str]]  # by interface; link-local IPv6 with its zone: "fe80::1%eth0"
 
 

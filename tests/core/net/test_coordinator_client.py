@@ -1,4 +1,4 @@
-"""Replays of a node's connection to node 0, which the test plays, with timers that the test lets expire."""
+"""The sockets of a node's connection to node 0, which the test plays. What is decided: ``test_link_machine.py``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
+from ddplaunch.core.messages import CoordinatorLost, EndJob, StartAttempt, StopAttempt
 from ddplaunch.core.net import coordinator_client
-from ddplaunch.core.net.coordinator_client import (
+from ddplaunch.core.net import link_events as ev
+from ddplaunch.core.net.coordinator_client import CoordinatorClient
+from ddplaunch.core.net.link_machine import (
     CONNECT_TIMEOUT_S,
     DECLINE_TIMEOUT_S,
     FIRST_NOTICE_S,
-    NEXT_ADDRESS_DELAY_S,
     RETRY_DELAYS_S,
-    WELCOME_TIMEOUT_S,
-    CoordinatorClient,
+    LinkPhase,
 )
 from tests.conftest import wait_until
 from tests.core.job.job_steps import Job
@@ -54,6 +54,18 @@ class World:
     def step_until(self, condition) -> None:
         wait_until(lambda: self.loop.step() or condition(), "what node 0 or the client does", 30)
 
+    @property
+    def phase(self) -> LinkPhase:
+        return self.client._machine.phase
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with the deadlines meanwhile."""
+        end = self.clock.now + seconds
+        while (at := self.client._machine.wake_at()) is not None and at <= end:
+            self.clock.now = max(self.clock.now, at)
+            self.client._post(ev.DeadlineDue())
+        self.clock.now = end
+
     def set_timers(self) -> list[float]:
         return sorted(seconds for seconds, timer in self.loop.timers if timer.callback)
 
@@ -84,7 +96,7 @@ class World:
 
     def outcome(self) -> JobResult:
         self.step_until(lambda: isinstance((self.received or [None])[-1], EndJob))
-        lost, end = self.take()
+        *_, lost, end = self.take()
         assert isinstance(lost, CoordinatorLost)
         assert isinstance(end, EndJob)
         return end.outcome
@@ -145,47 +157,14 @@ def test_a_refusal_ends_the_node(make):
 def test_a_port_of_another_program_is_tried_again(make, sent, why):
     world = make()
     world.start()
-    for delay_s in (*RETRY_DELAYS_S, RETRY_DELAYS_S[-1]):
+    for _ in range(2):
         peer = world.accept()
         peer.socket.sendall(sent)
         peer.socket.close()
-        retries = len(world.loop.timers)
-        world.step_until(lambda before=retries: len(world.loop.timers) > before)
-        assert world.loop.timers[-1][0] == delay_s
-        world.loop.let_expire(delay_s)
-    assert world.take() == [], "no notice so soon"
-    world.loop.let_expire(FIRST_NOTICE_S)
-    (notice,) = world.take()
-    assert notice.reason.startswith(f"127.0.0.1:{world.port} {why}")
-    world.clock.now += 10
-    world.accept().socket.close()
-    world.step_until(lambda: world.received)
-    assert isinstance(world.take()[0], ConnectingToNodeZero)
-
-
-def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
-    """The next one soon, or at once if the one before has failed."""
-    world, tried = make(), []
-    world.start()
-    world.accept()
-    world.client._stop_connecting()
-    assert CONNECT_TIMEOUT_S not in world.set_timers()
-
-    def connect(family, where):
-        tried.append(where)
-        world.client._connecting.append(where)
-        return where != "refused"
-
-    monkeypatch.setattr(world.client, "_connect", connect)
-    world.client._addresses = [(socket.AF_INET, each) for each in ("refused", "a", "b", "c")]
-    world.client._connect_next()
-    assert tried == ["refused", "a"]
-    world.loop.let_expire(NEXT_ADDRESS_DELAY_S)
-    assert tried == ["refused", "a", "b"]
-    world.client._connecting.remove("b")
-    world.loop.let_expire(NEXT_ADDRESS_DELAY_S)
-    assert tried == ["refused", "a", "b"], "the end of b tries the next one"
-    world.client._connecting.clear()
+        world.step_until(lambda: world.phase is LinkPhase.PAUSING)
+        world.wait(RETRY_DELAYS_S[1])
+    world.wait(FIRST_NOTICE_S)
+    assert world.take()[0].reason.startswith(f"127.0.0.1:{world.port} {why}")
 
 
 class UnreachableSocket(socket.socket):
@@ -201,21 +180,19 @@ class SilentSocket(socket.socket):
 
 
 @pytest.mark.parametrize(
-    ("kind", "delay_s", "why"),
+    ("kind", "phase", "why"),
     [
-        (UnreachableSocket, RETRY_DELAYS_S[0], ": network is unreachable"),
-        (SilentSocket, CONNECT_TIMEOUT_S, " does not answer: does a firewall block it?"),
+        (UnreachableSocket, LinkPhase.PAUSING, ": network is unreachable"),
+        (SilentSocket, LinkPhase.CONNECTING, " does not answer: does a firewall block it?"),
     ],
 )
-def test_why_node_0_is_not_reached(make, monkeypatch, kind, delay_s, why):
+def test_why_node_0_is_not_reached(make, monkeypatch, kind, phase, why):
     world = make()
     monkeypatch.setattr(coordinator_client.socket, "socket", kind)
     world.start()
-    world.step_until(lambda: delay_s in world.set_timers())
-    world.loop.let_expire(delay_s)
-    world.loop.let_expire(FIRST_NOTICE_S)
-    (notice,) = world.take()
-    assert notice.reason == f"127.0.0.1:{world.port}{why}"
+    world.step_until(lambda: world.phase is phase)
+    world.wait(CONNECT_TIMEOUT_S)
+    assert world.take()[-1].reason == f"127.0.0.1:{world.port}{why}"
     for fd in world.loop._selector.get_map():
         os.fstat(fd)  # none of them is closed
 
@@ -234,7 +211,7 @@ def test_localhost_is_said_to_be_this_machine(make):
     world.server.close()
     world.start()
     wanted = f"localhost:{world.port}: connection refused (localhost is this machine)"
-    world.step_until(lambda: world.client._problem == wanted)
+    world.step_until(lambda: world.client._machine._problem == wanted)
 
 
 def test_a_connection_of_a_socket_to_itself_is_none(make):
@@ -247,18 +224,22 @@ def test_a_connection_of_a_socket_to_itself_is_none(make):
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", world.port))
     sock.connect(("127.0.0.1", world.port))
-    world.client._connecting.append(sock)
-    world.client._on_connected(sock)
+    world.client._post(ev.Resolved(((socket.AF_INET, ("127.0.0.1", world.port)),)))
+    ((number, other),) = world.client._connecting.items()
+    world.loop.unwatch_fd(other.fileno())
+    other.close()
+    world.client._connecting[number] = sock
+    world.client._on_connected(number)
     assert world.client._connection is None
-    world.loop.let_expire(60.0)
-    assert f"127.0.0.1:{world.port}: connection refused" in world.outcome().remark
+    world.wait(60.0)
+    assert f"127.0.0.1:{world.port}: connection refused" in world.take()[-1].outcome.remark
 
 
 @pytest.mark.parametrize("has_node_rank", [True, False])
 def test_node_0_that_is_not_reached_ends_the_node(make, has_node_rank):
     world = make()
     world.start(has_node_rank=has_node_rank)
-    world.loop.let_expire(60.0)
+    world.wait(60.0)
     what = f"node 0 was not reached in 60 s (--join-timeout): 127.0.0.1:{world.port} has not answered yet"
     rank = " with --node-rank 0" if has_node_rank else ""
     hint = f"is the same command running there{rank}, and is the port open from here?"
@@ -277,7 +258,7 @@ def test_a_node_that_cannot_start_reports_that_if_it_reaches_node_0(make):
             peer.send("JoinAccepted", JOINED)
             assert world.receive(peer, "NodeHello")
             assert world.receive(peer, "NodeStartError") == {"message": "no log", "hint": "another folder"}
-        world.loop.let_expire(DECLINE_TIMEOUT_S)
+        world.wait(DECLINE_TIMEOUT_S)
         assert world.outcome().usage_error == ("no log", "another folder")
 
 
@@ -312,7 +293,7 @@ def test_a_signal_before_node_0_is_reached(make, message, outcome):
     if outcome:
         assert world.outcome() == outcome
         world.client.send(message)
-        world.loop.let_expire(60.0)
+        world.wait(60.0)
     assert world.take() == []
 
 
@@ -321,11 +302,10 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world = make()
     world.start(has_node_rank=False)
     peer = world.meet(node_rank=1)
-    world.loop.let_expire(60.0)
+    world.wait(60.0)
     (accepted,) = world.take()
     assert accepted.node_rank == 1
-    assert world.set_timers() == [FIRST_NOTICE_S, 3.75, 15.0], "the heartbeat's interval and timeout"
-    world.loop.let_expire(WELCOME_TIMEOUT_S)
+    assert world.set_timers()[-2:] == [3.75, 15.0], "the heartbeat's interval and timeout"
     world.client.send_heartbeats()
     assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
     world.clock.now += 3
@@ -336,13 +316,13 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     peer.socket.shutdown(socket.SHUT_WR)
     world.step_until(lambda: world.received)
     (notice,) = world.take()
-    assert world.set_timers() == [RETRY_DELAYS_S[0], FIRST_NOTICE_S, 60.0], "no heartbeat is waited for"
+    assert not {3.75, 15.0} & {*world.set_timers()}, "no heartbeat is waited for"
     assert notice.reason == f"node 0 at 127.0.0.1:{world.port} was lost: its connection closed"
-    world.loop.let_expire(RETRY_DELAYS_S[0])
+    world.wait(RETRY_DELAYS_S[0])
     world.meet(node_rank=1)
     assert world.hello_sent["node_spec"]["node_rank"] == 1
     assert not world.hello_sent["has_node_rank"]
-    world.loop.let_expire(60.0)
+    world.wait(60.0)
     assert len(world.take()) == 1
 
 
