@@ -31,6 +31,7 @@ from ddplaunch.base.types import (
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.isolation import Isolation
+from ddplaunch.core.messages import AttemptEnded as AttemptEnded
 from ddplaunch.core.messages import JobStalled as JobStalled
 from ddplaunch.core.messages import NodeLost as NodeLost
 from ddplaunch.core.messages import RanksInspected as RanksInspected
@@ -197,10 +198,11 @@ class JobEnded(StoredEvent, frozen=True, tag="ended"):
     remark: Text | None = None
 
 
-Event = StoredEvent | AttemptPlanned | Restarting | RanksInspected | JobStalled | NodeLost
+Event = StoredEvent | AttemptPlanned | AttemptEnded | Restarting | RanksInspected | JobStalled | NodeLost
 """Features may have stored events of their own."""
 
-_STORED: tuple[type[Any], ...] = (*StoredEvent.__subclasses__(), Restarting, RanksInspected, JobStalled, NodeLost)
+_OF_MESSAGES = (AttemptEnded, Restarting, RanksInspected, JobStalled, NodeLost)
+_STORED: tuple[type[Any], ...] = (*StoredEvent.__subclasses__(), *_OF_MESSAGES)
 
 EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
 """The events of the core in events.jsonl and the history, by their names there; each with all its fields."""
@@ -250,7 +252,7 @@ def event_to_json(event: Event, moment: float, **more: float) -> bytes:
 def event_from_message(message: messages.Message) -> Event | None:
     """The event that a control message of node 0 stands for; None if it is a command."""
     match message:
-        case Restarting() | JobStalled() | NodeLost() | RanksInspected():
+        case AttemptEnded() | Restarting() | JobStalled() | NodeLost() | RanksInspected():
             return message
         case messages.NoteMessage(text=text):
             return NoteAdded(text)

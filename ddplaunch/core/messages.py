@@ -11,6 +11,7 @@ from ddplaunch.base.types import (
     MIN_HEARTBEAT_TIMEOUT_S,
     CommandText,
     Count,
+    ExitCode,
     Hint,
     Name,
     Restarts,
@@ -32,7 +33,7 @@ from ddplaunch.system.target.versions import Versions
 
 CHECK_NOTICE_INTERVAL_S = 10.0
 
-PROTOCOL_VERSION = 24  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 25  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 class Message(TaggedMessage, frozen=True):
@@ -260,6 +261,14 @@ class ConnectingToNodeZero(Message, frozen=True):
 
 class CoordinatorLost(Message, frozen=True):
     """Within a process: the connection to node 0 is lost; later messages are this node's own."""
+
+
+class AttemptEnded(FromNodeZero, frozen=True, tag="attempt_ended"):
+    """The attempt has ended on all nodes, whatever follows: another one, or the end of the job."""
+
+    attempt: Count
+    code: ExitCode | None  # the exit code of a job that ends so; None if only its nodes change
+    why: TextLine  # "" if all ranks have ended with 0
 
 
 class Restarting(FromNodeZero, frozen=True, tag="restart"):

@@ -248,6 +248,10 @@ class AttemptMachine(Machine):
         self._do(*self._limits.end(now))  # before the wait for another attempt, in which --timeout counts
         step, commands = self._next_step.decide(self._attempt, now, was_stopped=was_stopped)
         self._do_requested()
+        if isinstance(step, Pause):
+            self._end_attempt(step.code, step.why)
+        else:
+            self._end_attempt(step.code, self._describe(step))
         self._do(*commands)
         self._pause(step, now) if isinstance(step, Pause) else self._end(step, now)
 
@@ -258,7 +262,21 @@ class AttemptMachine(Machine):
         self._attempt = JobAttempt(self._attempt.number)
         self._deadlines.set(due.RestartDue(), now.mono + pause.delay_s)
 
+    def _end_attempt(self, code: int | None, why: str) -> None:
+        """Announce the end of an attempt, once."""
+        if not self._attempt.is_over:
+            self._attempt.is_over = True
+            self._do(*self._nodes.to_all(messages.AttemptEnded(self._attempt.number, code, why.partition("\n")[0])))
+
+    def _describe(self, outcome: JobResult) -> str:
+        """Why the job ends, in one line; "" after a success, and where the exit code alone says it."""
+        if outcome.verdict is not None:
+            return outcome.verdict.headline(several=self._config.is_multi_node)
+        return outcome.usage_error[0] if outcome.usage_error else outcome.remark or ""
+
     def _end(self, outcome: JobResult, now: Now) -> None:
+        if self.phase in PHASES_WITH_RANKS:
+            self._end_attempt(outcome.code, self._describe(outcome))
         self._take_step(JobStep.END)
         self._do(*self._limits.end(now))
         self._sides.on_job_end(outcome)

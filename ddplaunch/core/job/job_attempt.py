@@ -134,6 +134,7 @@ class JobAttempt(Struct):
     stop_cause: StopCause | None = None  # that stopped the attempt
     awaits_program: bool = False  # a rank may have failed because of another program, whose end is not known yet
     was_reported_early: bool = False  # whether the cause was printed before all ranks had ended
+    is_over: bool = False  # whether its end was announced
     failure_chars: int = 0  # in the texts of all failures
 
     def remove_node(self, node: int) -> None:

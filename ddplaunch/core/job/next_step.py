@@ -64,10 +64,15 @@ class StopReason:
 
 
 class Pause(NamedTuple):
-    """Another attempt starts after ``delay_s`` seconds; ``failure``: how the latest one failed, if a rank did."""
+    """Another attempt starts after ``delay_s`` seconds; ``failure``: how the latest one failed, if a rank did.
+
+    ``code`` and ``why`` are those of ``AttemptEnded``.
+    """
 
     delay_s: float
     failure: FailureReport | None
+    code: int | None
+    why: str
 
 
 Step = tuple[JobResult | Pause, list[Command]]
@@ -143,13 +148,15 @@ class NextStep:
         if wait is None and not report and not launcher_failure:
             result = attempt.stopped_result(self._sides.remark(time_limit=True))
             return replace(result, remark="\n".join(filter(None, (result.remark, why_not)))), commands
+        code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
         if wait is None:
-            code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
             remark = why_not if report else "; ".join(filter(None, (what, why_not)))
             return JobResult(code, report, remark=remark), commands
         text = f"{what}\n{self._restarts.describe_restart(wait)}"
         commands += self._nodes.to_all(Restarting(attempt.number + 1, wait, text, report))
-        return Pause(wait, report), commands
+        if attempt.stop_cause and not report and not launcher_failure:
+            code = attempt.stop_cause.code
+        return Pause(wait, report, code, what), commands
 
     def _restart_with_changed_nodes(self, why: str) -> Step:
         """Start again with the nodes that are there now; counts for --max-membership-changes, not --max-restarts."""
@@ -157,4 +164,4 @@ class NextStep:
             return JobResult(EXIT_TIMEOUT, remark="; ".join(filter(None, (why, "--timeout has expired")))), []
         if over := self._membership.count_change(why):
             return JobResult(EXIT_UNAVAILABLE, remark=over), []
-        return Pause(0, None), self._nodes.note_to_all(self._membership.next_attempt_note)
+        return Pause(0, None, None, why), self._nodes.note_to_all(self._membership.next_attempt_note)

@@ -55,6 +55,7 @@ class World:
         self.machine = JobMachine(self.config, make_hello(self.config, 0), "id", features)
         self.now, self._connections = 0.0, 0
         self.nodes = {0}
+        self.attempt_ends: list[tuple[int, int | None, str]] = []  # attempt, exit code and why, as observers see them
         self.on(ev.Start())
         for number in numbers:
             self._describe_all(self.on(joins(number)(self)))
@@ -103,6 +104,9 @@ class World:
         receivers: dict[str, list[int]] = {}
         for command in commands:
             match command:
+                case do.Send(number, messages.AttemptEnded() as ended):  # only observers see it
+                    if number == 0:
+                        self.attempt_ends.append((ended.attempt, ended.code, ended.why))
                 case do.Send(number, message):
                     receivers.setdefault(describe(message), []).append(number)
                 case do.Accept(_, hello, late):

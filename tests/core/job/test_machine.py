@@ -354,6 +354,27 @@ def test_nothing_is_left_after_the_end(name: str) -> None:
     assert is_over(replay(HISTORIES[name]))
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("a job of two nodes succeeds", [(0, 0, "")]),
+        ("the first failure stops all, and all get it", [(0, 3, "rank 2 exited with code 3 (on n1)")]),
+        ("a lost node ends a job of fixed size", [(0, 69, LOST_1)]),
+        (
+            "all nodes restart together",
+            [(0, 1, "rank 2 exited with code 1 (on n1)"), (1, 1, "rank 0 exited with code 1 (on n0)")],
+        ),
+        ("a lost zygote uses a restart, with --restart-on any", [(0, 137, f"{ZYGOTE} (on n1)")] * 2),
+        ("too few nodes join in time", []),
+        ("Ctrl-C in the wait before a restart", [(0, 1, "rank 0 exited with code 1")]),
+    ],
+)
+def test_observers_see_how_each_attempt_has_ended(name: str, ends: list[tuple[int, int | None, str]]) -> None:
+    found = replay(HISTORIES[name]).attempt_ends
+    assert [(code, why.partition(";")[0]) for _, code, why in found] == [(code, why) for _, code, why in ends]
+    assert [attempt for attempt, _, _ in found] == [*range(len(ends))]
+
+
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
     """The failure of a rank that was being stopped is sent too."""
     job = joined(1)

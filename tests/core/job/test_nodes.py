@@ -410,3 +410,24 @@ HISTORIES: dict[str, History] = {
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
 def test_history(history: History) -> None:
     replay(history)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("membership changes are counted", [(0, None, LOST_1), (1, 69, "node 2 (n2) was lost: it went")]),
+        (
+            "a lost node is replaced when another joins: --grow",
+            [(0, None, "node 1 (n1) was lost: no heartbeat for 15.0 s"), (1, None, "")],
+        ),
+        (
+            "SIGTERM takes one node out of an elastic job",
+            [(0, None, "node 1 (n1) has left: SIGTERM"), (1, 143, "")],
+        ),
+        ("an interrupt ends the checks", []),
+    ],
+)
+def test_observers_see_how_each_attempt_has_ended(name: str, ends: list[tuple[int, int | None, str]]) -> None:
+    """Also of one that only a change of the nodes has ended."""
+    found = replay(HISTORIES[name]).attempt_ends
+    assert [(attempt, code, why.partition(";")[0]) for attempt, code, why in found] == ends
