@@ -90,7 +90,7 @@ def test_forked_ranks_run_nccl(run: Run, tmp_path: Path) -> None:
     done = run("--start", "zygote", "--log-dir", "logs", "rank.py")
     assert done.returncode == 0, done.stderr
     assert "reduced on cuda:0" in done.stdout
-    (ready,) = read_events(tmp_path / "logs", "ready")
+    (ready,) = read_events(tmp_path / "logs", "zygote_ready")
     assert ready["forks"], ready
 
 

@@ -7,6 +7,7 @@ events themselves.
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
@@ -39,8 +40,8 @@ from ddplaunch.core.messages import Restarting as Restarting
 from ddplaunch.system.plan.plan import Plan
 
 
-class StoredEvent(Struct, frozen=True, tag_field="event"):
-    """Base class of stored events; the tag is the name in the file, as it is for messages that are events."""
+class StoredEvent(Struct, frozen=True):
+    """Base class of stored events: ``event_name`` is their name in the file, as it is for messages that are events."""
 
     in_history: ClassVar[bool] = True
     """Whether the history has it, too; events.jsonl has all."""
@@ -53,7 +54,7 @@ class AttemptPlanned(Struct, frozen=True):
     attempt: Count
 
 
-class AttemptStarted(StoredEvent, frozen=True, tag="begun"):
+class AttemptStarted(StoredEvent, frozen=True):
     """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
 
     attempt: Count
@@ -69,13 +70,13 @@ class AttemptStarted(StoredEvent, frozen=True, tag="begun"):
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
 
 
-class AttemptsOmitted(StoredEvent, frozen=True, tag="left_out"):
+class AttemptsOmitted(StoredEvent, frozen=True):
     """This number of attempts, which came just before this line, is not in the file."""
 
     attempts: Count
 
 
-class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
+class ZygoteReady(StoredEvent, frozen=True):
     """The zygote can start ranks."""
 
     in_history = False
@@ -89,13 +90,13 @@ class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
     cold: TextLine | None = None  # why no zygote from before the run was used, if one was requested
 
 
-class RankStarted(StoredEvent, frozen=True, tag="started"):
+class RankStarted(StoredEvent, frozen=True):
     rank: Count
     pid: Pid
     attempt: Count
 
 
-class ImportMismatch(StoredEvent, frozen=True, tag="mismatch"):
+class ImportMismatch(StoredEvent, frozen=True):
     """An import of a rank's program did not fit what was preloaded."""
 
     rank: Count
@@ -105,13 +106,13 @@ class ImportMismatch(StoredEvent, frozen=True, tag="mismatch"):
     attempt: Count
 
 
-class RankStartFailed(StoredEvent, frozen=True, tag="failed_to_start"):
+class RankStartFailed(StoredEvent, frozen=True):
     rank: Count
     errno: Count  # of the failed fork
     attempt: Count
 
 
-class RankExited(StoredEvent, frozen=True, tag="exited"):
+class RankExited(StoredEvent, frozen=True):
     rank: Count
     pid: Pid
     code: ExitStatus  # -N for signal N
@@ -121,7 +122,7 @@ class RankExited(StoredEvent, frozen=True, tag="exited"):
     system_cpu: NonNegativeFloat = 0.0
 
 
-class ProgramPlanned(StoredEvent, frozen=True, tag="program_planned"):
+class ProgramPlanned(StoredEvent, frozen=True):
     """Another program of the job is known, before it starts."""
 
     program: TextLine
@@ -130,7 +131,7 @@ class ProgramPlanned(StoredEvent, frozen=True, tag="program_planned"):
     address: TextLine  # "" without a port
 
 
-class ProgramStarted(StoredEvent, frozen=True, tag="program_started"):
+class ProgramStarted(StoredEvent, frozen=True):
     """Another program of the job has its process."""
 
     program: TextLine
@@ -138,13 +139,13 @@ class ProgramStarted(StoredEvent, frozen=True, tag="program_started"):
     attempt: Count
 
 
-class ProgramReady(StoredEvent, frozen=True, tag="program_ready"):
+class ProgramReady(StoredEvent, frozen=True):
     program: TextLine
     seconds: NonNegativeFloat  # since it has its process
     attempt: Count
 
 
-class ProgramExited(StoredEvent, frozen=True, tag="program_exited"):
+class ProgramExited(StoredEvent, frozen=True):
     program: TextLine
     code: ExitStatus  # -N for signal N
     attempt: Count
@@ -152,45 +153,45 @@ class ProgramExited(StoredEvent, frozen=True, tag="program_exited"):
     quiet: NonNegativeFloat | None = None  # seconds since its last output
 
 
-class SignalReceived(StoredEvent, frozen=True, tag="signal"):
+class SignalReceived(StoredEvent, frozen=True):
     number: Signal  # received by the launcher
 
 
-class JobPreempted(StoredEvent, frozen=True, tag="preempt"):
+class JobPreempted(StoredEvent, frozen=True):
     """The scheduler preempts the job; the ranks are notified."""
 
 
-class AttemptSwept(StoredEvent, frozen=True, tag="swept"):
+class AttemptSwept(StoredEvent, frozen=True):
     """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
 
 
-class NoteAdded(StoredEvent, frozen=True, tag="note"):
+class NoteAdded(StoredEvent, frozen=True):
     """A note for the user about the job."""
 
     text: TextLine
 
 
-class FirstCollective(StoredEvent, frozen=True, tag="first_collective"):
+class FirstCollective(StoredEvent, frozen=True):
     """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
 
     moment: Timestamp
 
 
-class StallEnded(StoredEvent, frozen=True, tag="went_on"):
+class StallEnded(StoredEvent, frozen=True):
     """The stalled ranks make progress again."""
 
 
-class CheckpointFound(StoredEvent, frozen=True, tag="checkpoint"):
+class CheckpointFound(StoredEvent, frozen=True):
     """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
 
     path: Path | None
     moment: Timestamp | None
 
 
-class JobEnded(StoredEvent, frozen=True, tag="ended"):
+class JobEnded(StoredEvent, frozen=True):
     """The job has ended: its exit code, the failure that decided it, and an additional remark."""
 
     code: ExitCode
@@ -204,8 +205,27 @@ Event = StoredEvent | AttemptPlanned | AttemptEnded | Restarting | RanksInspecte
 _OF_MESSAGES = (AttemptEnded, Restarting, RanksInspected, JobStalled, NodeLost)
 _STORED: tuple[type[Any], ...] = (*StoredEvent.__subclasses__(), *_OF_MESSAGES)
 
-EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
+
+def event_name(kind: type[Any]) -> str:
+    """The name of an event in events.jsonl and the history: that of its class, "rank_started"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+EVENT_TYPES: Mapping[str, type[Any]] = {event_name(kind): kind for kind in _STORED}
 """The events of the core in events.jsonl and the history, by their names there; each with all its fields."""
+
+_FORMER_NAMES = {
+    "begun": "attempt_started", "left_out": "attempts_omitted", "ready": "zygote_ready", "started": "rank_started",
+    "mismatch": "import_mismatch", "failed_to_start": "rank_start_failed", "exited": "rank_exited",
+    "signal": "signal_received", "preempt": "job_preempted", "swept": "attempt_swept", "note": "note_added",
+    "went_on": "stall_ended", "checkpoint": "checkpoint_found", "ended": "job_ended", "restart": "restarting",
+    "inspected": "ranks_inspected", "stalled": "job_stalled",
+}  # fmt: skip
+
+
+def find_event_type(name: str) -> type[Any]:
+    """Return the type of a stored event, also by the name that older records have for it; KeyError if unknown."""
+    return EVENT_TYPES[_FORMER_NAMES.get(name, name)]
 
 
 class Observer(Protocol):
@@ -245,7 +265,7 @@ def event_to_json(event: Event, moment: float, **more: float) -> bytes:
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    record = {"time": moment, **more, "event": type(stored).__struct_config__.tag, **fields}
+    record = {"time": moment, **more, "event": event_name(type(stored)), **fields}
     return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 
 

@@ -263,7 +263,7 @@ class CoordinatorLost(Message, frozen=True):
     """Within a process: the connection to node 0 is lost; later messages are this node's own."""
 
 
-class AttemptEnded(FromNodeZero, frozen=True, tag="attempt_ended"):
+class AttemptEnded(FromNodeZero, frozen=True):
     """The attempt has ended on all nodes, whatever follows: another one, or the end of the job."""
 
     attempt: Count
@@ -271,7 +271,7 @@ class AttemptEnded(FromNodeZero, frozen=True, tag="attempt_ended"):
     why: TextLine  # "" if all ranks have ended with 0
 
 
-class Restarting(FromNodeZero, frozen=True, tag="restart"):
+class Restarting(FromNodeZero, frozen=True):
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
 
     attempt: Count
@@ -286,7 +286,7 @@ class NoteMessage(FromNodeZero, frozen=True):
     text: Text
 
 
-class JobStalled(FromNodeZero, frozen=True, tag="stalled"):
+class JobStalled(FromNodeZero, frozen=True):
     """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
     "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
@@ -296,13 +296,13 @@ class JobStalled(FromNodeZero, frozen=True, tag="stalled"):
     text: Text = ""
 
 
-class NodeLost(Message, frozen=True, tag="node_lost"):
+class NodeLost(Message, frozen=True):
     """Within node 0's process: the host of a node with ranks that was lost."""
 
     host: Name
 
 
-class RanksInspected(Message, frozen=True, tag="inspected"):
+class RanksInspected(Message, frozen=True):
     """Within node 0's process: what the ranks were doing just before an attempt is stopped."""
 
     inspection: Any  # the feature's, with ``to_json``

@@ -28,7 +28,7 @@ def test_ranks_see_the_same(run_ddplaunch, tmp_path):
 
     alone = run("alone", "--start", "exec")
     forked = run("forked", "--log-dir", tmp_path / "log")
-    (ready,) = read_events(tmp_path / "log", "ready")
+    (ready,) = read_events(tmp_path / "log", "zygote_ready")
     excluded = dict(ready["excluded"])
     assert {"accelerate", "hydra", "lightning", "scipy"}.isdisjoint(excluded), excluded
     assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others

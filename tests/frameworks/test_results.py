@@ -18,7 +18,7 @@ def test_trl_with_peft_and_datasets(launchers):
     log, program = launchers.folder / "log", BENCHMARKS / "trl_sft.py"
     ours = reports(launchers.ddplaunch("--log-dir", log, program))
     assert ours == reports(launchers.python(PROGRAMS / "start_by_loop.py", "2", program))
-    (ready,) = read_events(log, "ready")
+    (ready,) = read_events(log, "zygote_ready")
     assert {"datasets", "peft", "transformers", "trl"} <= set(ready["modules"]), ready
     assert [(report["rank"], report["first"]) for report in ours] == [(0, "w0"), (1, "w24")]
     assert len(ours[0]["losses"]) == 3

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.cli.locate import RunningJob
-from ddplaunch.core.events import EVENT_TYPES
+from ddplaunch.core.events import EVENT_TYPES, event_name
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
@@ -104,8 +104,8 @@ def _list_paths(value: Any, path: str) -> Iterator[str]:
 
 def list_event_fields() -> dict[str, list[str]]:
     """By event of events.jsonl: its own fields."""
-    only_in_history = ("inspected", "left_out")
-    of_features = {str(kind.__struct_config__.tag): kind for kind in (SidecarStarted, SidecarListening, SidecarExited)}
+    only_in_history = ("ranks_inspected", "attempts_omitted")
+    of_features = {event_name(kind): kind for kind in (SidecarStarted, SidecarListening, SidecarExited)}
     kinds = {**EVENT_TYPES, **of_features}
     return {name: list(kind.__struct_fields__) for name, kind in kinds.items() if name not in only_in_history}
 

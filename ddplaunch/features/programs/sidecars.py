@@ -21,21 +21,21 @@ from ddplaunch.features.programs.spec import ProgramSpec
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 
 
-class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
+class SidecarStarted(StoredEvent, frozen=True):
     sidecar: TextLine
     pid: Pid
 
     in_history = False
 
 
-class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
+class SidecarListening(StoredEvent, frozen=True):
     sidecar: TextLine
     url: TextLine  # that it has printed
 
     in_history = False
 
 
-class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
+class SidecarExited(StoredEvent, frozen=True):
     sidecar: TextLine
     code: ExitStatus  # -N for signal N
 

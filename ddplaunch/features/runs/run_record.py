@@ -263,7 +263,7 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     for line in filter(None, lines):
         try:
             fields = _decode_line(line)
-            event = convert(fields, events.EVENT_TYPES[fields["event"]])
+            event = convert(fields, events.find_event_type(fields["event"]))
             moment = convert(fields["time"], Timestamp)
             builder.add_event(event, moment)
             accounting.on_event(event, moment)

@@ -79,7 +79,7 @@ def test_a_suspended_zygote_does_not_block_the_launcher(start_importing, tmp_pat
     options = ("--nproc", "300", "--grace", "600", "--log-dir", "logs")
     job = start_importing("import time; time.sleep(1000)", *options, arguments=["x" * 100_000])
     (tmp_path / "gate").open("w").close()
-    wait_until(lambda: events(tmp_path, "started"), "the first rank")
+    wait_until(lambda: events(tmp_path, "rank_started"), "the first rank")
     os.kill(job.zygote(), signal.SIGSTOP)
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping" in job.stderr(), "the notice", timeout=2)
@@ -139,7 +139,7 @@ def test_descriptors_that_run_out_while_ranks_start(start_importing, tmp_path):
     expected = rf"ddplaunch: rank \d could not be started: too many open files: the limit is {most} \(ulimit -n\); "
     assert re.match(expected + r"\d of 20 ranks ", job.stderr())
     (events,) = tmp_path.glob("logs/*/events.jsonl")
-    assert events.read_text().count('"failed_to_start"') == 1
+    assert events.read_text().count('"rank_start_failed"') == 1
     job.assert_nothing_left()
 
 
@@ -150,7 +150,7 @@ for _ in range(50):
     socket.send_fds(held, [b"x"], [0, 1, 2])
 job = subprocess.Popen(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 500)))
 if sys.argv[1] == "release":
-    while not any('"ready"' in open(path).read() for path in glob.glob("logs/*/events.jsonl")):
+    while not any('"zygote_ready"' in open(path).read() for path in glob.glob("logs/*/events.jsonl")):
         time.sleep(0.01)
     held.close(), ours.close()
 sys.exit(job.wait())

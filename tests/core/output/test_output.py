@@ -308,10 +308,10 @@ def test_log_folder(run_ddplaunch, tmp_path):
     assert plan["master_port"] > 0
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
-    assert names[:2] == ["begun", "ready"]
-    assert names.count("started") == 2
-    assert names.count("exited") == 2
-    assert names[-1] == "ended"
+    assert names[:2] == ["attempt_started", "zygote_ready"]
+    assert names.count("rank_started") == 2
+    assert names.count("rank_exited") == 2
+    assert names[-1] == "job_ended"
     assert events[-1]["verdict"]["first"]["rank"] == 1
     failure = json.loads((folder / "failure.json").read_text())
     assert failure["first"]["rank"] == 1

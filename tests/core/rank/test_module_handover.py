@@ -121,7 +121,7 @@ def test_the_launcher_names_the_line_and_what_differs(run_ddplaunch, folder):
     _, done = run_both(run_ddplaunch, folder, SETS)
     note = "numpy was preloaded, and ranks cannot use it: train.py:5: OPENBLAS_NUM_THREADS is '3', not unset"
     assert done.stderr.count(f"{note}; they start over, --start exec avoids that") == 1
-    events = [event for event in read_events(folder / "logs" / "x") if event["event"] == "mismatch"]
+    events = [event for event in read_events(folder / "logs" / "x") if event["event"] == "import_mismatch"]
     found = sorted((event["rank"], event["module"], event["outcome"]) for event in events)
     assert found == [(0, "numpy", "restarts"), (1, "numpy", "restarts")]
 

@@ -161,7 +161,7 @@ def test_the_log_has_what_was_preloaded(installed, run_two, tmp_path):
     installed.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
     run_two("import torch, changed, yaml\n", "--log-dir", "logs", "--run-id", "x")
     assert len(list(tmp_path.glob("by-*"))) == 1
-    (ready,) = read_events(tmp_path / "logs", "ready")
+    (ready,) = read_events(tmp_path / "logs", "zygote_ready")
     assert (ready["modules"], ready["because"]) == (["torch", "changed"], None)
     assert ready["excluded"] == [["yaml", "not in the table"]]
 

@@ -70,7 +70,10 @@ def test_the_ranks_start_when_the_server_is_ready_and_it_ends_after_them(begin, 
     assert re.search(rf"ddplaunch: vllm is ready at 127.0.0.1:{port} after \d\.\d s", job.stderr())
     assert job.stderr().rstrip().endswith("kept in logs/" + os.listdir(tmp_path / "logs")[0])
     kinds = [each["event"] for each in read_events(tmp_path / "logs")]
-    order = [kinds.index(kind) for kind in ("program_started", "program_ready", "started", "exited", "swept")]
+    order = [
+        kinds.index(kind)
+        for kind in ("program_started", "program_ready", "rank_started", "rank_exited", "attempt_swept")
+    ]
     assert order == sorted(order)
     (log,) = (tmp_path / "logs").glob("*/vllm.log")
     assert log.read_text().endswith("listening\nasked to end\n")

@@ -229,7 +229,7 @@ def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(begin, tmp_path):
     job, pid = begin(("deaf",), "--log-dir", "logs", "t.py")
     (tmp_path / "go").touch()
     (events,) = tmp_path.glob("logs/*/events.jsonl")
-    wait_until(lambda: '"ended"' in events.read_text(), "the end of the ranks")
+    wait_until(lambda: '"job_ended"' in events.read_text(), "the end of the ranks")
     job.signal(signal.SIGINT)
     assert job.wait() == 9
     assert "exited with code 9" in job.stderr()

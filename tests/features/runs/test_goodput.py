@@ -181,7 +181,13 @@ def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, ru
         kept.observe(event)
     folder = Path(history_store.run_dir(RUN))
     head, *lines = map(json.loads, (folder / "node-0.jsonl").read_text().splitlines())
-    assert [each["event"] for each in lines] == ["begun", "started", "started", "stalled", "went_on"]
+    assert [each["event"] for each in lines] == [
+        "attempt_started",
+        "rank_started",
+        "rank_started",
+        "job_stalled",
+        "stall_ended",
+    ]
     ago = [200.0, 190.0, 190.0, 100.0, 60.0]
     moved = [{**each, "time": now - before, "since": now - 110} for each, before in zip(lines, ago, strict=True)]
     gone = [{**head, "began": now - 210, "born": 1}, *moved]

@@ -328,13 +328,14 @@ def test_a_job_that_restarts_for_ever_is_kept_small(state, monkeypatch):
         b"{",
         b"[" * 100_000,
         b"null",
-        b'{"event": "exited"}',
-        b'{"event": "exited", "time": "x", "rank": 0, "pid": 1, "code": 0, "attempt": 0}',
-        b'{"event": "exited", "time": 1e999, "rank": 0, "pid": 1, "code": 0, "attempt": 0}',
-        b'{"event": "started", "time": 1.0, "rank": -7, "pid": 1, "attempt": 0}',
-        b'{"event": "begun", "time": 1.0, "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": 3}',
-        b'{"event": "ended", "time": 1.0, "code": 0, "verdict": {"first": {}}}',
-        b'{"event": "inspected", "time": 1.0, "inspection": {"ranks": [1]}}',
+        b'{"event": "rank_exited"}',
+        b'{"event": "rank_exited", "time": "x", "rank": 0, "pid": 1, "code": 0, "attempt": 0}',
+        b'{"event": "rank_exited", "time": 1e999, "rank": 0, "pid": 1, "code": 0, "attempt": 0}',
+        b'{"event": "rank_started", "time": 1.0, "rank": -7, "pid": 1, "attempt": 0}',
+        b'{"event": "attempt_started", "time": 1.0, "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1,'
+        b' "ranks": 3}',
+        b'{"event": "job_ended", "time": 1.0, "code": 0, "verdict": {"first": {}}}',
+        b'{"event": "ranks_inspected", "time": 1.0, "inspection": {"ranks": [1]}}',
         b"\xff\xfe",
         b"\0" * 1000,
     ],
@@ -352,11 +353,30 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
     assert run_record.parse_record(b"\n".join(lines)[: -len(lines[-2]) // 2], "r") is not None
 
 
+def test_a_record_with_the_former_names_of_events_is_read(state):
+    keep()
+    path = Path(history_store.run_dir("r")) / "node-0.jsonl"
+    data, former = path.read_bytes(), events._FORMER_NAMES
+    older = data
+    for name, now in former.items():
+        older = older.replace(f'"event": "{now}"'.encode(), f'"event": "{name}"'.encode())
+    assert b'"event": "begun"' in older
+    assert run_record.parse_record(older, "r") == run_record.parse_record(data, "r")
+    assert {events.find_event_type(name) for name in former} <= {*events.EVENT_TYPES.values()}
+
+
 def test_very_many_attempts_take_no_longer_than_few_each():
     """The time is linear in the lines of the file."""
     head = {"run_id": "r", "target": "t", "argv": [], "host": "h", "cwd": "/", "pid": 1, "began": 1.0}
-    begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
-    happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000
+    begun = {
+        "event": "attempt_started",
+        "attempt": 0,
+        "node_rank": 0,
+        "nnodes": 1,
+        "world_size": 1,
+        "ranks": [[0, "h"]],
+    }
+    happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note_added", "text": "x"})] * 20_000
     began = time.process_time()
     found = run_record.parse_record("\n".join([json.dumps(head), *happened]).encode(), "r")
     assert (len(found.attempts), len(found.notes)) == (20_000, 20_000)
@@ -439,7 +459,9 @@ def test_a_tail_holds_the_last_bytes(pieces):
 def test_lines_that_cannot_be_read_are_noted(run_in_fork):
     keep()
     path = Path(history_store.run_dir("r")) / "node-0.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"event": "ended", "code": 0', b'"event": "ended", "code": "no"'))
+    path.write_bytes(
+        path.read_bytes().replace(b'"event": "job_ended", "code": 0', b'"event": "job_ended", "code": "no"')
+    )
     done = run_in_fork("ps", "--all")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         0,
