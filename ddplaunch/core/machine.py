@@ -82,9 +82,14 @@ def describe_event(event: Struct) -> str:
     fields = []
     for name in event.__struct_fields__:
         value = getattr(event, name)
-        if isinstance(value, Struct):
+        kind = type(value)
+        if kind is int or kind is bool or kind is float:
+            fields.append(f"{name}={value}")
+        elif kind is str or kind is tuple or value is None:
+            continue
+        elif isinstance(value, Struct):
             fields.append(describe_event(value))
-        elif isinstance(value, bool | int | float | Enum):
+        elif isinstance(value, int | Enum):
             fields.append(f"{name}={value}")
     return f"{type(event).__name__}({', '.join(fields)})"[:MAX_EVENT_CHARS]
 

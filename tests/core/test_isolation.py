@@ -24,7 +24,7 @@ BROKEN = {
     "features.preload.feature.Preload.plan_zygote": "a plan",
     "features.runs.output_request.TailOutputRequest.handle": "a request",
     "observe.request.JobInspection": "an answer that comes later",
-    "observe.node.rank_inspector.RankInspector._poll_replies": "an inspection",
+    "observe.node.rank_inspector.RankInspector._poll": "an inspection",
     "observe.node.stall_detector.StallDetector._on_rank_activity": "a clock",
     "observe.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
     "features.programs.node.ProgramRunner.on_zygote_event": "a sidecar",

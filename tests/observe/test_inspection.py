@@ -14,7 +14,7 @@ from tests.constant_override import launcher_with_constant, write_launcher
 from tests.observe.diagnosis.clauses import CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON
 from tests.start_modes import EXEC, FORKED, LIGHT
 
-INSPECTOR = "observe.node.rank_inspector"
+INSPECTOR = "observe.node.inspection_machine"
 
 HANG = """
     import os, re, signal, sys, time
@@ -126,10 +126,11 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
     launcher = write_launcher(  # ranks and workers on a loaded machine reply late
         tmp_path,
         """
-        from ddplaunch.observe.node import dataloader_workers, rank_inspector
+        from ddplaunch.observe.node import dataloader_workers, inspection_machine
         from ddplaunch.observe.rpc import KIND
 
-        type(KIND).timeout_s, rank_inspector.READ_TIMEOUT_S, rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 8.0, 1.0, 0.5
+        type(KIND).timeout_s = 8.0
+        inspection_machine.READ_TIMEOUT_S, inspection_machine.SIGNAL_CHECK_TIMEOUT_S = 1.0, 0.5
         dataloader_workers.TOTAL_TIMEOUT_S, dataloader_workers._WORKER_TIMEOUT_S = 1.2, 0.6
         """,
     )
@@ -151,10 +152,10 @@ def test_a_hang_is_reported_when_the_job_is_stopped(start_ddplaunch, run_in_fork
         tmp_path,
         """
         from ddplaunch.observe.job import inspect_job
-        from ddplaunch.observe.node import rank_inspector
+        from ddplaunch.observe.node import inspection_machine
 
         inspect_job.LONG_WAIT_S, inspect_job.BEFORE_STOP_TIMEOUT_S = 0.1, 40.0
-        rank_inspector.READ_TIMEOUT_S = rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 20.0
+        inspection_machine.READ_TIMEOUT_S = inspection_machine.SIGNAL_CHECK_TIMEOUT_S = 20.0
         """,
     )
     words = (*mode, "--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)

@@ -15,7 +15,7 @@ from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.observe.diagnosis.inspection import Detail, GroupState, Inspection
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
-from ddplaunch.observe.node import node_inspections, rank_inspector
+from ddplaunch.observe.node import inspection_machine, node_inspections
 from ddplaunch.observe.node.node_inspections import NodeInspections
 from ddplaunch.observe.node.rank_inspector import RankInspector
 from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR
@@ -78,9 +78,9 @@ LATE = b""
 
 def inspect(monkeypatch: pytest.MonkeyPatch, replies: list[dict[bytes, bytes]], asked: list[bytes]) -> Inspection:
     """Inspect ranks that give these replies to these requests, which are added to ``asked``."""
-    monkeypatch.setattr(rank_inspector, "DETAILS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(inspection_machine, "DETAILS_TIMEOUT_S", 60.0)
     is_late = any(LATE in each.values() for each in replies)
-    monkeypatch.setattr(rank_inspector, "READ_TIMEOUT_S", 0.5 if is_late else 60.0)
+    monkeypatch.setattr(inspection_machine, "READ_TIMEOUT_S", 0.5 if is_late else 60.0)
     loop, found = EventLoop(), list[Inspection]()
     channels = [RankChannel(loop, lambda what: None) for _ in replies]
     ranks = [SimpleNamespace(rank=rank, host="n0") for rank in range(len(replies))]
@@ -98,7 +98,7 @@ def inspect(monkeypatch: pytest.MonkeyPatch, replies: list[dict[bytes, bytes]], 
             if (given := known.get(line, reply())) != LATE:
                 end.sendall(line + b" " + given + b"\n")
             else:
-                monkeypatch.setattr(rank_inspector, "READ_TIMEOUT_S", 60.0)  # the next request has a reply
+                monkeypatch.setattr(inspection_machine, "READ_TIMEOUT_S", 60.0)  # the next request has a reply
 
     ends = [socket.socket(fileno=channel.rank_fd) for channel in channels]
     for end, known in zip(ends, replies, strict=True):

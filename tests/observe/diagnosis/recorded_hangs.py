@@ -10,7 +10,7 @@ from ddplaunch.base.stack_frames import Frame
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.observe.diagnosis.stack_parser import parse_dump
 from ddplaunch.observe.diagnosis.waits import ranks_to_query
-from ddplaunch.observe.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
+from ddplaunch.observe.node.rank_reply import RankReply, apply_group_states, apply_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("2.4", "2.9", "2.13", "2.15")  # of torch

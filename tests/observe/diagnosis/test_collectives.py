@@ -17,7 +17,7 @@ from ddplaunch.observe.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
-from ddplaunch.observe.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
+from ddplaunch.observe.node.rank_reply import RankReply, apply_group_states, apply_last_collectives
 
 ENTRY = {
     "collective_seq_id": 5,
