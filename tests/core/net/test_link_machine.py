@@ -237,10 +237,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "node 0 is not reached in time": (
         *UP,
-        step(
-            0.1,
-            posts(messages.ForwardSignal(SIGUSR1)),
-        ),
+        step(0.1, posts(messages.ForwardSignal(SIGUSR1))),
         step(0.2, failed(1)),
         step(0.25, None),
         step(
@@ -280,12 +277,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "a preemption notice before node 0 is reached": (
         *UP,
-        step(
-            0.1,
-            posts(messages.PreemptionNotice(SIGUSR2)),
-            LOST,
-            "end 75: preempted by SIGUSR2: no rank was running",
-        ),
+        step(0.1, posts(messages.PreemptionNotice(SIGUSR2)), LOST, "end 75: preempted by SIGUSR2: no rank was running"),
         step(0.2, stop_request(SIGINT)),
     ),
     "a node that cannot start its ranks reports that if it reaches node 0": (
