@@ -48,7 +48,7 @@ class HiddenModules:
         self.every = dict(self.modules)  # those that are handed over, too
         for name in record.late_children:
             parent, _, child = name.rpartition(".")
-            (self.every.get(parent) or sys.modules[parent]).__dict__.pop(child)
+            (self.every.get(parent) or sys.modules[parent]).__dict__.pop(child, None)
         self.names = record.initial.union(self.modules)  # those of a rank when its program starts, shown or hidden
         self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
         self.included: set[str] = set()  # those that came with a module which imports them
