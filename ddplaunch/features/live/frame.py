@@ -46,7 +46,7 @@ def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
     limit, most = max(1, columns - 1), max(1, min(MAX_FOOTER_ROWS, rows - 1))
     ranks = rank_activities(view)
     head = flow_parts(render_summary(view, ranks), limit)[: 2 if most > 3 else 1]
-    legend = flow_parts(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
+    legend = flow_parts(_legend(view, ranks), limit, "   ")[: 2 if most > 3 else 1]
     sentences = _render_sentences(view, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
     left = max(0, most - len(head) - len(sentences) - len(legend))
     hint: list[Row] = [(StyledText("? help", "2"),)] if view.hint else []
@@ -80,7 +80,7 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
     cells: list[Row] = []
     if len(lines) > MAX_RANK_ROWS or not lines:
         third = max(1, rows // 4)
-        legend = flow_parts([*_legend(ranks), *_render_scale(ranks, limit, third)], limit, "   ")
+        legend = flow_parts([*_legend(view, ranks), *_render_scale(ranks, limit, third)], limit, "   ")
         cells = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
     blank = fits([()])
     above = [*title, *summary, *trends, *cells, *programs, *blank]
@@ -208,7 +208,7 @@ def _render_sentences(view: ViewState, limit: int, most: int) -> list[Row]:
     return [row for text in view.sentences for row in wrap_text(sanitize_line(text, 1000), limit, most)][:most]
 
 
-def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:
+def _legend(view: ViewState, ranks: Mapping[int, RankActivity]) -> list[Row]:
     """List the activities with their ranks, exceptional ones first; of the most common one only the count."""
     members_of: dict[RankActivity, list[int]] = {}
     for rank, what in ranks.items():
@@ -219,7 +219,7 @@ def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:
         most = what not in _HIGHLIGHTED and len(members) == max(map(len, members_of.values())) and len(members) > 1
         named = f"{len(members)} ranks" if most else format_ranks(members)
         parts.append((StyledText(what.sign, what.style), StyledText(f" {what.word}: {named}")))
-    return parts or [(StyledText("no rank matches the filter"),)]
+    return parts or [(StyledText("no rank matches the filter" if view.filter_text else "no rank has started"),)]
 
 
 def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:

@@ -237,6 +237,9 @@ def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
 
 def _describe_no_wait(inspection: Inspection) -> str:
     alive = [rank for rank in inspection.ranks if not has_ended(rank)]
+    awaited = [each.program for each in inspection.programs if each.state in ("waiting", "starting")]
+    if awaited and not (inspection.ranks or inspection.silent):
+        return f"no rank has started: {join_names(awaited)} {'are' if len(awaited) > 1 else 'is'} not ready"
     if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
         return "the state of the ranks is unknown"
     if not alive:

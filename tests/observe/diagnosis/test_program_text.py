@@ -4,6 +4,7 @@ import pytest
 
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProgramInspection
 from ddplaunch.observe.diagnosis.program_text import add_usage, describe_programs
+from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 
 
 def program(**what) -> ProgramInspection:
@@ -37,6 +38,13 @@ def test_the_last_line_and_the_host():
         "vllm: ready for 2m40s (on a, pid 7)",
         "  last line: INFO\\x1b[2J done",
     ]
+
+
+def test_ranks_that_wait_for_a_program_before_they_start():
+    loading, judge = program(state="starting"), program(state="waiting", pid=0)
+    told = describe_waits(Inspection(260.0, (), 0, programs=(loading, program(), judge)))
+    assert told == ("no rank has started: vllm, vllm are not ready",)
+    assert describe_waits(Inspection(260.0, (), 0, programs=(loading,))) == ("no rank has started: vllm is not ready",)
 
 
 def test_the_cpus_between_two_inspections():
