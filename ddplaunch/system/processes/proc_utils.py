@@ -35,7 +35,7 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
 _PTRACE_CONT = 7  # ptrace(2)
 KILL_TIMEOUT_S = 5.0  # after SIGKILL, processes that remain (mostly in state D) are reported and no longer waited for
-CLEANER_TIMEOUT_S = 1.0  # for those that remove the shared memory of killed processes, which takes them milliseconds
+CLEANER_TIMEOUT_S = 4.0  # for those that remove the shared memory of killed processes: milliseconds, if it is not busy
 
 
 def _ctypes() -> Any:

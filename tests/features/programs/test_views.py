@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import PROGRAMS, read_events, wait_until
+from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import EXEC
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("state")]
@@ -108,3 +109,16 @@ def test_metrics_have_a_series_for_each_program(start_ddplaunch, tmp_path):
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert "program_ready" not in path.read_text()
+
+
+def test_the_gpus_of_a_program(start_ddplaunch, run_ddplaunch, fake_nvml, tmp_path):
+    gpus = fake_nvml.environ(4)
+    server = ("--command", "--name", "vllm", "--gpus-per-node", "2", *SERVER, ":")
+    options = ("--nproc", "2", "--run-id", "gpus", *EXEC)
+    job = start_ddplaunch("run", *server, *options, CLIENT, "http://{vllm}/x", env=gpus)
+    job.wait_for("got ok", 2)
+    text = run_ddplaunch("stacks", "gpus", env=gpus).stdout
+    (line,) = (each for each in text.splitlines() if each.startswith("vllm: "))
+    assert re.search(r"% CPU, its GPUs (idle|\d+ % busy).* \(pid \d+, GPUs 0-1, ", line)
+    (tmp_path / "go").touch()
+    assert job.wait() == 0

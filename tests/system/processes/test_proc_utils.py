@@ -152,6 +152,22 @@ print(proc_utils.kill_descendants(proc_utils.os.getpid())[0])
 """
 
 
+STUCK_CLEANER = """
+import subprocess, sys, time
+from ddplaunch.system.processes import proc_utils
+proc_utils.CLEANER_TIMEOUT_S = 0.2
+word = "from multiprocessing.resource_tracker import main"
+cleaner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", word])
+began = time.monotonic()
+print(proc_utils.kill_descendants(proc_utils.os.getpid())[0], time.monotonic() - began > 0.2)
+"""
+
+
+def test_what_does_not_end_although_it_removes_shared_memory_is_killed():
+    done = subprocess.run([sys.executable, "-c", STUCK_CLEANER], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] True\n"
+
+
 def test_shared_memory_of_killed_processes_is_removed():
     """The resource tracker of multiprocessing does that, if it is not killed with them."""
     done = subprocess.run([sys.executable, "-c", KILLS_ITS_DESCENDANTS], capture_output=True, text=True, check=True)
