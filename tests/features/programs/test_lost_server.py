@@ -1,5 +1,7 @@
 """Tests of which failures of ranks a server may explain that ends at the same time."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddplaunch.base.options import Options
@@ -28,6 +30,7 @@ VLLM = encode_program(ProgramSpec("vllm", ("vllm",))).partition("=")[2]
 def test_a_failure_that_a_lost_server_explains(message, explained):
     class Context:
         options = Options({ProgramOptions: ProgramOptions(program=(VLLM,))}, {})
+        config = SimpleNamespace(max_nodes=1)
 
     side = FEATURE.make_job_side(Context())
     failure = RankFailure(0, 0, "n0", 7, 0, 1, None, message, None, 0.0, None)

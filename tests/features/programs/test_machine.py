@@ -151,7 +151,7 @@ def test_a_program_starts_again_alone_after_longer_and_longer_waits():
         note = f"note: env exited with code 3: starting it again in {delay} s (restart {number} of 2)"
         story.at(seconds, ev.ProgramExited(1, 3), "kill what env has left", note)
         assert story.machine.wake_at() == seconds + delay
-        story.at(seconds + delay, ev.Woken(), "spawn env")
+        story.at(seconds + delay, ev.DeadlineDue(), "spawn env")
         story.at(seconds + delay, ev.ProgramSpawned(1), "probe env")
         story.at(seconds + delay + 1, ev.ConditionMet(1), "env is ready")
     failed = "fail with 3: env exited with code 3 before train.py was done, after 2 restarts"
