@@ -65,7 +65,7 @@ _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
 _JOIN, _JOIN_ALL = "waits for a thread to end", "waits for its threads to end"
-_THREAD = "waits for another thread"
+_THREAD, _TASK = "waits for another thread", "waits for another task"
 _FILL, _SPACE = "waits for a queue to fill", "waits for space in a queue"
 _LOCK = "waits for a lock"
 _LOCK_FILE = "waits for a file lock"
@@ -93,11 +93,15 @@ _WAIT_TEXTS = {
     ("ddplaunch/runtime.py", "_wait_for_first"): "waits in runtime.local_first for the first rank of its node",
     ("queue.py", "get"): _FILL,
     ("queue.py", "put"): _SPACE,
-    ("subprocess.py", "wait"): "waits for a command to end",
+    ("subprocess.py", "wait"): "waits for a command to end",  # asyncio's too
     ("subprocess.py", "communicate"): "waits for a command to end",
     ("threading.py", "join"): _JOIN,
     ("threading.py", "_shutdown"): _JOIN_ALL,
     ("threading.py", "wait"): _THREAD,
+    ("asyncio/queues.py", "get"): _FILL,
+    ("asyncio/queues.py", "put"): _SPACE,
+    ("asyncio/locks.py", "wait"): _TASK,
+    ("asyncio/locks.py", "acquire"): _LOCK,
     ("multiprocessing/connection.py", "wait"): _CHILD,
 }
 """What a rank waits for whose user code has called one of these functions (file, name); the first match counts."""
@@ -105,8 +109,8 @@ _WAIT_TEXTS = {
 GLOO_TEARDOWN = "waits in torch's teardown of gloo"
 GLOO_DEADLOCK_TEXT = "hangs in torch's teardown of gloo, a deadlock inside torch"
 
-_WAITS_FOR_THREADS = {_FUTURE, _JOIN, _JOIN_ALL, _THREAD, _FILL, _SPACE}
-"""Waits for threads of the rank, of which those in the program's code are named: nothing shows for which it waits."""
+_WAITS_FOR_THREADS = {_FUTURE, _JOIN, _JOIN_ALL, _THREAD, _TASK, _FILL, _SPACE}
+"""Waits for threads or tasks of the rank, of which those in the program's code are named: nothing shows which one."""
 
 WAITS_FOR_CHILDREN = {DATALOADER_WAIT_TEXT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
 """Waits for the rank's own child processes: these are inspected too."""
@@ -339,9 +343,12 @@ def describe_workers(rank: RankInspection) -> list[str]:
 
 
 def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
-    """Describe its other threads that are in the program's code: "another thread: upload at train.py:31"."""
-    lines = [user_frame(each.frames) for each in rank.threads[1:] if not each.title.startswith("task ")]
-    return list(dict.fromkeys(f"another thread: {format_location(each)}" for each in lines if each and each != line))
+    """Describe its other threads and tasks in the program's code: "another thread: upload at train.py:31"."""
+    found = {}
+    for each in rank.threads[1:]:
+        if (at := user_frame(each.frames)) and at != line:
+            found[f"another {each.title.partition(' ')[0]}: {format_location(at)}"] = None
+    return list(found)
 
 
 def worker_name(rank: RankInspection) -> str:

@@ -548,6 +548,9 @@ def test_functions_of_libraries_are_named_only_to_distinguish_ranks():
         ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", LOCK_WAIT),
         ("put at /usr/lib/python3.11/multiprocessing/queues.py:88", "waits for space in a queue"),
         ("__enter__ at /usr/lib/python3.11/multiprocessing/synchronize.py:95", "waits for a lock"),
+        ("get at /usr/lib/python3.11/asyncio/queues.py:158", "waits for a queue to fill"),
+        ("wait at /usr/lib/python3.11/asyncio/locks.py:213", "waits for another task"),
+        ("acquire at /usr/lib/python3.11/asyncio/locks.py:120", "waits for a lock"),
         (f"acquire at {PACKAGES}/filelock/_api.py:1", LOCK_WAIT),
         (
             f"_poll at {PACKAGES}/filelock/_core/_acquire.py:177, acquire at {PACKAGES}/filelock/_core/_lock.py:9",
@@ -580,6 +583,14 @@ def test_a_rank_that_waits_for_its_thread_shows_what_that_does(called, wait):
     found = together(rank(0, 8, 7, *WAITING), replace(rank(1, 7, 7), threads=tuple(threads)))
     place = "save at train.py:9 (another thread: upload at hub.py:31)"
     assert describe_waits(found)[0].endswith(f"rank 1 has not entered it: {wait}, {place}")
+
+
+def test_a_rank_that_waits_in_asyncio_shows_what_its_other_tasks_do():
+    inside, line = stack("get at /usr/lib/python3.11/asyncio/queues.py:158", "main at train.py:9")[0].frames
+    threads = [Thread((replace(inside, own=False), line)), replace(stack("feed at train.py:3")[0], name="task feeder")]
+    found = together(rank(0, 8, 7, *WAITING), replace(rank(1, 7, 7), threads=tuple(threads)))
+    what = "it waits for a queue to fill, main at train.py:9 (another task: feed at train.py:3)"
+    assert describe_waits(found)[0].endswith(f"rank 1 has not entered it: {what}")
 
 
 def test_ranks_with_equal_stacks_are_one_group():
