@@ -359,6 +359,9 @@ class LaunchedJob:
         return raised if isinstance(raised, RaisedException) else None
 
 
+_set_cause = BaseException.__dict__["__cause__"].__set__
+
+
 def _make_rank_failed(verdict: FailureReport, raised: RaisedException | None, *, alive: bool) -> RankFailed:
     """The error for a failure report; its cause is the rank's exception, whose cause is the rank's traceback."""
     first = verdict.first
@@ -370,7 +373,7 @@ def _make_rank_failed(verdict: FailureReport, raised: RaisedException | None, *,
     text = RankTraceback(first.rank, first.traceback) if first.traceback else None
     error.__cause__ = raised.error if raised is not None and raised.error is not None else text
     if error.__cause__ is not text and error.__cause__ is not None:
-        error.__cause__.__cause__ = text
+        _set_cause(error.__cause__, text)  # whatever its class overrides
     return error
 
 

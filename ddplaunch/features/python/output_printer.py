@@ -70,8 +70,12 @@ class OutputPrinter:
         lines: list[str] = []
         last_mark = 0
         for line in io.StringIO(text, newline="\n"):  # splits at \n only: ranks may print other line separators
-            if name == "stderr" and line.startswith(JSON_LINE_START):
-                line = self._collect_message(line)
+            at = line.find(JSON_LINE_START) if name == "stderr" else -1
+            if at >= 0 and (note := self._collect_message(line[at:])) is not None:
+                # The only rank writes straight to this stream, as a progress bar that it does not end.
+                line = f"{line[:at]}\n{note}" if at else note
+            elif at == 0:  # truncated
+                continue
             elif mark := self._mark.search(line):
                 line, last_mark = line[: mark.start()], int(mark[1])
             lines.append(line)
@@ -79,12 +83,12 @@ class OutputPrinter:
             self.print(joined, name)
         self._on_mark(name, last_mark)
 
-    def _collect_message(self, line: str) -> str:
-        """Store a message of ddplaunch; return the text to print for it now, or ""."""
+    def _collect_message(self, line: str) -> str | None:
+        """Store a message of ddplaunch; return the text to print for it now, or ""; None if it is none."""
         try:
             message = convert(json.loads(line), LauncherMessage)
-        except (ValueError, ProtocolError):  # truncated
-            return ""
+        except (ValueError, ProtocolError):
+            return None
         self.messages.append(message)
         if message.kind == "note" and self.on_note(message.text):
             return ""

@@ -23,7 +23,7 @@ import cloudpickle
 
 from ddplaunch.base.errors import LaunchError, sanitize_line
 
-_open = open  # the program may replace it
+_open, _os_open, _rename, _unlink = open, os.open, os.rename, os.unlink  # the program may replace them
 
 _MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
@@ -93,7 +93,7 @@ def _make_code(file_name: str, make: Callable[..., CodeType], parts: tuple[objec
 
 def _write_new(path: str, data: Any) -> None:
     """Write a private file, which must not exist."""
-    with _open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with _open(_os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
 
 
@@ -130,11 +130,11 @@ def dump(value: object, path: str) -> None:
     try:
         pickler.dump(value)
         _write_new(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
-        os.rename(part, path)
+        _rename(part, path)
     except BaseException:
         for each in (*pickler.files, part):
             with suppress(FileNotFoundError):
-                os.unlink(each)
+                _unlink(each)
         raise
 
 

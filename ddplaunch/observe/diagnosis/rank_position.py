@@ -344,7 +344,7 @@ def describe_workers(rank: RankInspection) -> list[str]:
 
 def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
     """Describe its other threads and tasks in the program's code: "another thread: upload at train.py:31"."""
-    found = {}
+    found: dict[str, None] = {}
     for each in rank.threads[1:]:
         if (at := user_frame(each.frames)) and at != line:
             found[f"another {each.title.partition(' ')[0]}: {format_location(at)}"] = None

@@ -114,11 +114,17 @@ def fails(number):
     class Broken(Exception, metaclass=Meta):
         def __getattribute__(self, name):
             raise ZeroDivisionError
-    builtins.open = os.open
-    raise (Exits, Broken)[number]("no luck")
+    class Causes(Exception):
+        __cause__ = property(lambda error: 1 / 0)
+    builtins.open = os.open = os.rename = None
+    sys.stderr.write("a bar without an end: 50 %")
+    if number == 3:
+        sys.stderr.flush()
+        os._exit(3)
+    raise (Exits, Broken, Causes)[number]("no luck")
 
 if __name__ == "__main__":
-    for number in range(2):
+    for number in range(4):
         try:
             launch(fails, number, nproc=1)
         except RankFailed as error:
@@ -127,10 +133,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_an_exception_that_cannot_be_shown_is_the_failure(python: Python):
+def test_a_failure_is_raised_whatever_a_program_does_to_its_exception_and_its_output(python: Python):
     assert python(RESISTS).splitlines() == [
         "rank 0 failed with Exits: <exception str() failed> (exit code 1)",
         "rank 0 failed with Broken: no luck (exit code 1)",
+        "rank 0 failed with Causes: no luck (exit code 1)",
+        "rank 0 exited with code 3",
     ]
 
 

@@ -197,7 +197,7 @@ def _write_raised(error: BaseException, path: str) -> None:
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
-        with suppress(OSError):
+        with suppress(Exception):  # the launcher has the exception's text, too
             pickle_files.dump(replace(raised, error=None), path)
 
 
