@@ -300,7 +300,11 @@ class Examiner:
         self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
         facts = {node: self._found[node].facts for node in self._responding_nodes()}
-        with_torch = [node for node, each in facts.items() if each and each.torch and not each.loopback]
+        with_torch = [
+            node
+            for node, each in facts.items()
+            if each and each.torch and not each.loopback and not self._names_no_interface(node, each)
+        ]
         if not with_torch:
             return (), ()
         self._report_progress("measuring all_reduce")
@@ -379,6 +383,10 @@ class Examiner:
 
     def _backend_for(self, node: int) -> str:
         return "gloo" if self._devices_for(node)[0] == "cpu" else "nccl"
+
+    def _names_no_interface(self, node: int, facts: NodeFacts) -> bool:
+        """Whether a variable for its backend names no interface: it would fail, and keep others until their timeout."""
+        return any(each.startswith(self._backend_for(node).upper()) for each in facts.unknown_interfaces)
 
     def _devices_for(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts

@@ -87,6 +87,9 @@ def measured(speeds) -> set[tuple[Any, ...]]:
     return {(*each.nodes, each.name) for each in speeds if not each.error}
 
 
+ALONE, PAIRS = [(0,), (1,), (2,)], [(0, 1), (0, 2), (1, 2)]
+
+
 def all_measured(*groups: tuple[int, ...], names=("all_reduce",)) -> set[tuple[Any, ...]]:
     return {(*group, name) for group in groups for name in names}
 
@@ -137,6 +140,11 @@ def test_a_lost_node_is_excluded_and_the_others_are_measured(request_name):
         ({"PingNode": PingResult(1e-4, 1000, 31)}, [(0,), (1,), (2,), (0, 2)]),  # losses on all its paths
         ({"PrepareDevices": messages.PrepareReply((), "no torch")}, [(0,), (2,), (0, 2)]),
         ({"MeasureCollective": CollectiveTimes(error="broken")}, [(0,), (2,), (0, 2)]),
+        ({"DescribeNode": replace(FACTS, unknown_interfaces=("GLOO_SOCKET_IFNAME=eth7",))}, [(0,), (2,), (0, 2)]),
+        (
+            {"DescribeNode": replace(FACTS, unknown_interfaces=("TP_SOCKET_IFNAME=x",))},
+            [*ALONE, (0, 1), (0, 2), (1, 2)],
+        ),
     ],
 )
 def test_pairs_with_a_fault_are_not_measured(replies, groups):
