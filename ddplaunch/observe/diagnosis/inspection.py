@@ -155,6 +155,7 @@ class RankInspection(Struct, frozen=True):
     awaits: TextLine = ""  # the peer that its main thread waits for: "store" (the job's), "10.0.0.7:443"
     asleep: TextLine = ""  # what its main thread sleeps in, from the kernel: "waits for a file lock", or "asleep"
     lock_holder: Count | None = None  # the rank that holds this file lock
+    thread_error: TextLine = ""  # "its thread feed had failed: OSError: …", by its output, if it waits for a thread
 
 
 class ProgramInspection(ProgramStatus, frozen=True):

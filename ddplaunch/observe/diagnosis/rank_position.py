@@ -322,13 +322,19 @@ def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
     line = user_line_of(rank)
     location = format_location(line) if line else ""
     if words := describe_other_wait(rank):
-        workers = describe_workers(rank)
+        workers = [rank.thread_error] if rank.thread_error else []
+        workers += describe_workers(rank)
         if words in _WAITS_FOR_THREADS:
             workers += describe_threads(rank, line)
         more = f" and {len(workers) - _MAX_WORKERS} more" if len(workers) > _MAX_WORKERS else ""
         inside = f" ({'; '.join(workers[:_MAX_WORKERS])}{more})" if workers else ""
         return f"it {words}" + (f", {location}" if location else "") + inside
     return f"{location}, in {apart.function} at {_format_library_line(apart)}" if apart else location
+
+
+def may_wait_for_thread(rank: RankInspection) -> bool:
+    """Whether another thread of the rank may have to end its wait: one that has failed cannot."""
+    return describe_other_wait(rank) in {*_WAITS_FOR_THREADS, _LOCK}
 
 
 def describe_workers(rank: RankInspection) -> list[str]:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 import click
+from msgspec.structs import replace
 
-from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.base.safe_files import current_folder, read_regular_file
 from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.core.agent.printed_errors import describe_thread_error
 from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.failures import RankFailure
@@ -21,7 +23,8 @@ from ddplaunch.core.isolation import IsolatedLoop
 from ddplaunch.core.messages import Message
 from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.observe.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
-from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, Inspection, RankInspection
+from ddplaunch.observe.diagnosis.rank_position import may_wait_for_thread
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 from ddplaunch.observe.messages import ArrivalsReported, CrashInspected, CrashSeen
 from ddplaunch.observe.node.in_flight import read_in_flight
@@ -59,7 +62,7 @@ class InspectSide(NodeSide):
         self._stall_detector: StallDetector | None = None  # of all attempts; None if no stall can be detected
         self._inspections = NodeInspections(
             context.loop,
-            self._add_idle_times,
+            self._add_local_facts,
             lambda: inspect_programs(context.job.status().programs, context.node.streams),
             context.screen.show_note,
             node_only=self._is_isolated,
@@ -76,8 +79,16 @@ class InspectSide(NodeSide):
             on_done = self._stall_detector.wrap_inspection_callback(ranks, on_done)
         self._inspections.inspect_local(ranks, detail, on_done)
 
-    def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
-        return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
+    def _add_local_facts(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
+        if self._stall_detector:
+            inspection = self._stall_detector.add_idle_times(inspection, ranks)
+        return replace(inspection, ranks=tuple(map(self._add_thread_error, inspection.ranks)))
+
+    def _add_thread_error(self, rank: RankInspection) -> RankInspection:
+        if not may_wait_for_thread(rank):
+            return rank
+        text = describe_thread_error(self._context.node.streams.tail(rank.rank), current_folder())
+        return replace(rank, thread_error=text or "")
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         context = self._context

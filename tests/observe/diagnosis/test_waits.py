@@ -19,6 +19,7 @@ from ddplaunch.observe.diagnosis.inspection import (
     Thread,
     Worker,
 )
+from ddplaunch.observe.diagnosis.rank_position import may_wait_for_thread
 from ddplaunch.observe.diagnosis.stack_groups import group_ranks, rank_states
 from ddplaunch.observe.diagnosis.stall_check import describe_activity
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
@@ -583,6 +584,15 @@ def test_a_rank_that_waits_for_its_thread_shows_what_that_does(called, wait):
     found = together(rank(0, 8, 7, *WAITING), replace(rank(1, 7, 7), threads=tuple(threads)))
     place = "save at train.py:9 (another thread: upload at hub.py:31)"
     assert describe_waits(found)[0].endswith(f"rank 1 has not entered it: {wait}, {place}")
+
+
+def test_a_rank_that_waits_for_its_thread_shows_with_what_that_has_failed():
+    inside, line = stack("get at /usr/lib/python3.11/queue.py:171", "save at train.py:9")[0].frames
+    text = "its thread feed had failed: OSError: [Errno 5] Input/output error (read at data.py:3)"
+    waits = replace(rank(1, 7, 7), threads=(Thread((replace(inside, own=False), line)),))
+    assert may_wait_for_thread(waits)
+    found = together(rank(0, 8, 7, *WAITING), replace(waits, thread_error=text))
+    assert describe_waits(found)[0].endswith(f"it waits for a queue to fill, save at train.py:9 ({text})")
 
 
 def test_a_rank_that_waits_in_asyncio_shows_what_its_other_tasks_do():
