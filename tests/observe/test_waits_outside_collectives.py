@@ -21,7 +21,7 @@ from tests.observe.diagnosis.clauses import CHILD_WAIT, CYCLE, LOCK_WAIT
 from tests.start_modes import LIGHT
 
 PROGRAM = """
-import fcntl, os, sys, time, types
+import fcntl, os, queue, sys, threading, time, types
 import torch
 import torch.distributed as dist
 
@@ -58,6 +58,9 @@ if what == "flock":
         time.sleep(0.01)
     fcntl.flock(file, fcntl.LOCK_EX)  # lock
     open("locked", "w").close()
+if what == "feeder" and rank == 2:
+    threading.Thread(target=lambda: 1 / 0, name="feed").start()  # feed
+    queue.Queue().get()  # get
 if rank == 2:
     step()
 if what == "irecv":
@@ -74,6 +77,9 @@ SENTENCES = {
     "new_group": "rank 1 waits in new_group (ranks 1, 2), called at {group}; rank 2 has not called it: step at {stuck}",
     "local_group": "rank 1 waits in new_group (ranks 1, 2), called at {local}; rank 2 has not called it: "
     "step at {stuck}",
+    "feeder": "ranks 0, 1 wait in all_reduce #2 of default_pg (float32[6]), entered at {reduce}; rank 2 has not "
+    "entered it: it waits for a queue to fill, {get} (its thread feed had failed: ZeroDivisionError: division by zero "
+    "(<lambda> at {feed}))",
     "flock": "ranks 1, 2 wait in flock, called at {lock}; rank 0 holds the lock: it waits in all_reduce #2 of "
     f"default_pg, {{reduce}}; {CYCLE}: 0 → 1 → 0",
 }
