@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.system.network.interface_variables import find_unknown_interfaces
 
 INTERFACES = ("lo", "eth0", "bond0.2093")
@@ -35,3 +36,11 @@ def test_a_run_with_a_variable_that_names_no_interface_has_a_note(run_ddplaunch,
     done = run_ddplaunch(*words, env={"GLOO_SOCKET_IFNAME": "eth77"})
     assert (done.returncode, done.stdout.count("ran")) == (0, 2)
     assert "GLOO_SOCKET_IFNAME=eth77: this machine has no such network interface" in done.stderr
+
+
+def test_in_a_job_of_several_nodes_the_note_names_the_host(run_ddplaunch, tmp_path):
+    """Over SSH all of them print to one terminal."""
+    (tmp_path / "train.py").touch()
+    words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--join-timeout", "1")
+    done = run_ddplaunch("run", *words, "--preload", "none", "train.py", env={"GLOO_SOCKET_IFNAME": "eth77"})
+    assert f"GLOO_SOCKET_IFNAME=eth77: {host_name()} has no such network interface" in done.stderr
