@@ -126,6 +126,7 @@ class ProgramRunner(NodeSide):
                 assert self._addresses
                 self._attempt, self._jobs.run_id = attempt, message.run_id
                 self._addresses.learn(addresses)
+                self._screen.show_footer("")  # that nodes are missing
                 self._show_plan()
                 self._begin(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
@@ -317,7 +318,9 @@ class ProgramRunner(NodeSide):
     def _start_probe(self, number: int) -> None:
         spec = self._specs[number]
         condition = spec.condition
-        if condition.kind == "line" or self._addresses is None:
+        if condition.kind == "line":  # it may have printed that before its process was known here
+            return self._loop.call_soon(partial(self._on_ready_line, number, condition.what.encode()))
+        if self._addresses is None:
             return
         if condition.kind == "file":
             condition = condition._replace(what=self._jobs.fill_path(number, condition.what))

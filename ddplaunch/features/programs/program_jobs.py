@@ -46,8 +46,9 @@ class ProgramJobs:
             self._instances = placement.on(self._node)
             self._has_ranks = self._node < placement.nodes_with_ranks
             here = {each.spec.name for each in self._instances}
-            # Node 0 names all that the job waits for; on each node they would be named several times.
-            elsewhere = tuple(name for name in placement.gate if name not in here) if self._node == 0 else ()
+            # Where nodes are started together, node 0 names all that the job waits for, for the others too.
+            names_all = self._node == 0 or not context.config.screen.quiet_s
+            elsewhere = tuple(name for name in placement.gate if name not in here and names_all)
             self.gate = Gate(placement.gate, programs.target.name, elsewhere)
             self.addresses = ProgramAddresses(programs, placement, self._node, plan.target.args)
         self.specs = (*(each.spec for each in self._instances), *sidecars)
