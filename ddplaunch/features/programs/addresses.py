@@ -199,6 +199,15 @@ class ProgramAddresses:
         host, port = self.of(instance)
         return join_host_port(host, port) if port else ""
 
+    def list_all(self) -> list[tuple[str, str, str, int]]:
+        """Return program, name of the port, host and port of all processes beside the ranks."""
+        return [
+            (instance.program, port, *where)
+            for instance in self._placement.instances
+            for (name, port), where in self._known.items()
+            if name == instance.spec.name
+        ]
+
     def fill(self, text: str, own: Instance | None) -> str:
         """Replace the placeholders in a text of this program; ``own``: None for the ranks' program."""
 

@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 class OtherPrograms(Feature):
     options = (ProgramOptions,)
     messages = ("messages",)
+    requests = ("request",)
 
     def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
-        if not (":" in words or "--command" in words or any(word.endswith(".toml") for word in words)):
-            return words
-        from ddplaunch.features.programs.words import rewrite_words
+        if ":" in words or "--command" in words or any(word.endswith(".toml") for word in words):
+            from ddplaunch.features.programs.words import rewrite_words
 
-        return rewrite_words(words, known)
+            words = rewrite_words(words, known)
+        if any(word.partition("=")[0] == "--services" for word in words):
+            from ddplaunch.features.programs.services import use_services
+
+            words = use_services(words, known)
+        return words
 
     def adjust_spec(self, options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
         if not options[ProgramOptions].program:

@@ -90,7 +90,7 @@ class ProgramsMachine:
         self._attempt = -1
         self._stopping: tuple[Life, ...] = ()  # whose programs are being stopped
         self._finishing = self._was_guard_lost = self._end_expected = False
-        self._gate_open = self._failed = False
+        self.is_gate_open = self._failed = False
         self._main_signal = 0  # that mains get, also those that start later
         self._footer = ""
         self.is_over = False
@@ -161,7 +161,7 @@ class ProgramsMachine:
 
     def _begin(self, now: Now) -> None:
         """Start what can start; no program of an earlier attempt is left."""
-        self._gate_open = self._failed = False
+        self.is_gate_open = self._failed = False
         self._main_signal = 0
         for program in self.programs:
             if program.life is Life.ATTEMPT:
@@ -186,8 +186,8 @@ class ProgramsMachine:
             if program.state is ProgramState.WAITING and has_guard and ready.issuperset(program.spec.after or ()):
                 program.state = ProgramState.REQUESTED
                 self._do(do.Spawn(number))
-        if not self._gate_open and ready.issuperset(self._gate.after):
-            self._gate_open = True
+        if not self.is_gate_open and ready.issuperset(self._gate.after):
+            self.is_gate_open = True
             self._show_footer("")
             self._do(do.OpenGate(self._attempt))
 
@@ -223,7 +223,7 @@ class ProgramsMachine:
         self._continue(now)
 
     def _show_waiting(self) -> None:
-        if self._gate_open or self._finishing or self._failed or self._attempt < 0:
+        if self.is_gate_open or self._finishing or self._failed or self._attempt < 0:
             return
         waits = [each.spec for each in self.programs if each.state is ProgramState.STARTING and each.spec.ready]
         elsewhere = [each for each in self._gate.elsewhere if each not in self._ready_elsewhere]
@@ -295,7 +295,7 @@ class ProgramsMachine:
         if not self._failed:
             self._failed = True
             self._show_footer("")
-            self._do(do.ReportFailure(self._attempt, code, reason, number, self._gate_open))
+            self._do(do.ReportFailure(self._attempt, code, reason, number, self.is_gate_open))
 
     # ------------------------------------------------------------------------------------------------------- stopping
 

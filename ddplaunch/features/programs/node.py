@@ -169,6 +169,15 @@ class ProgramRunner(NodeSide):
         self._post(ev.KillRequested())
         return True
 
+    @property
+    def is_gate_open(self) -> bool:
+        """Whether all is ready that the ranks wait for."""
+        return self._machine.is_gate_open
+
+    def list_addresses(self) -> list[tuple[str, str, str, int]]:
+        """Return the addresses of all programs: program, name of the port, host and port."""
+        return self._addresses.list_all() if self._addresses else []
+
     def _begin(self, attempt: int) -> None:
         self._has_begun = True
         self._post(ev.AttemptBegins(attempt))

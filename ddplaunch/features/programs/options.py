@@ -26,6 +26,8 @@ class ProgramOptions(OptionGroup, frozen=True):
     program: Annotated[tuple[str, ...], Option("--program JSON",
         "Another program of the job, as `:` between programs writes it; may be repeated.")] = ()
 
+    services: Annotated[str | None, Option("--services RUN",
+        "Give this job the addresses of the programs of a run of this machine.")] = None
     mains_timeout: Annotated[float | None, Option("--mains-timeout TIME",
         "Stop a job of several programs if a main runs this much longer than another.", time_limit)] = None
 

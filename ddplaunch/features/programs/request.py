@@ -1,0 +1,36 @@
+"""Request of ``--services``: the addresses of the programs of a running job."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ddplaunch.base.types import Count, Name
+from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.features.programs.node import ProgramRunner
+
+
+class ServiceAddress(Struct, frozen=True):
+    """The address of one process of a program; those of several come in their order."""
+
+    program: Name
+    port: Name  # its name; "" is the one without a name
+    host: Name
+    number: Count  # 0: it has no port
+
+
+class Services(Struct, frozen=True):
+    """The programs of a job; ``is_ready``: whether those are ready that its own ranks wait for."""
+
+    is_ready: bool
+    addresses: tuple[ServiceAddress, ...] = ()
+
+
+class ListServices(Request[Services], frozen=True):
+    answers = (Services,)
+
+    def handle(self, context: RequestContext) -> None:
+        side = context.job.find_side(ProgramRunner)
+        found = side.list_addresses() if side else []
+        is_ready = side is None or side.is_gate_open
+        context.send(Services(is_ready, tuple(ServiceAddress(*each) for each in found)))
+        context.finish()

@@ -1,0 +1,91 @@
+"""``--services RUN``: gives a job the addresses of the programs of another one, which runs on this machine.
+
+They are filled in before the command line is split, so they reach all nodes of the job with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import join_names
+from ddplaunch.cli import client
+from ddplaunch.cli.argv_splitter import end_of_options, option_name
+from ddplaunch.cli.console_output import print_note
+from ddplaunch.cli.locate import find_running
+from ddplaunch.features.programs.addresses import (
+    ADDRESSES_VARIABLE,
+    Placeholder,
+    fill_placeholders,
+    join_host_port,
+    variable_name,
+)
+from ddplaunch.features.programs.request import ListServices, ServiceAddress
+from ddplaunch.features.programs.spec import ProgramSpec, encode_program
+
+OPTION, PROGRAM_OPTION = "--services", "--program="
+POLL_INTERVAL_S = 0.25
+
+
+def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
+    """Return the words of a ``run`` with the addresses that ``--services`` stands for. Raises UsageError."""
+    end = end_of_options(words, known)
+    at = next((number for number, word in enumerate(words[:end]) if option_name(word) == OPTION), None)
+    if at is None:
+        return [*words]
+    is_joined = "=" in words[at]
+    run = words[at].partition("=")[2] if is_joined else words[at + 1]
+    options = [*words[:at], *words[at + 2 - is_joined : end]]
+    found = _read_addresses(run)
+    names = [*dict.fromkeys(each.program for each in found)]
+
+    def fill(text: str) -> str:
+        return fill_placeholders(text, "", names, lambda each: _find_addresses(each, found, run))
+
+    programs = [fill(word) for word in options if word.startswith(PROGRAM_OPTION)]
+    specs = [msgspec.json.decode(word.removeprefix(PROGRAM_OPTION), type=ProgramSpec) for word in programs]
+    if not any(spec.is_target for spec in specs):
+        specs.append(ProgramSpec("", (), "main", is_target=True))
+    variables = _list_variables(found)
+    written = [encode_program(replace(spec, env={**variables, **spec.env})) for spec in specs]
+    return [*written, *(word for word in options if word not in programs), *map(fill, words[end:])]
+
+
+def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
+    """Ask the job for the addresses, once its programs are ready; without end, as it ends a wait by itself."""
+    path, is_noted = find_running(run).path, False
+    while not (reply := client.send_request(path, ListServices())).is_ready:
+        if not is_noted:
+            print_note(f"waiting for the programs of {run}")
+            is_noted = True
+        time.sleep(POLL_INTERVAL_S)
+    if not reply.addresses:
+        raise UsageError(f"{OPTION} {run}: that job has no other programs", "name a job with a service")
+    return reply.addresses
+
+
+def _find_addresses(each: Placeholder, found: Sequence[ServiceAddress], run: str) -> list[tuple[str, int]]:
+    """Return host and port of the processes that a placeholder means."""
+    of_port = [other for other in found if (other.program, other.port) == (each.program, each.port)]
+    if each.what != "host" and not any(other.number for other in of_port):
+        ports = {other.port for other in found if other.program == each.program and other.number}
+        listed = join_names(f"{{{each.program}.port{'.' * bool(port)}{port}}}" for port in sorted(ports))
+        raise UsageError(f"{each.text}: {each.program} of {run} has no such port", f"it has {listed or 'none'}")
+    return [(other.host, other.number) for other in of_port]
+
+
+def _list_variables(found: Sequence[ServiceAddress]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for each in found:
+        if not each.number:
+            continue
+        of_port = [other for other in found if (other.program, other.port) == (each.program, each.port)]
+        listed = [join_host_port(other.host, other.number) for other in of_port]
+        variables[variable_name(each.program, each.port)] = listed[0]
+        if len(listed) > 1:
+            variables[variable_name(each.program, each.port, ADDRESSES_VARIABLE)] = ",".join(listed)
+    return variables
