@@ -104,6 +104,8 @@ class ProgramRunner(NodeSide):
         self._pids: dict[int, tuple[int, int | None]] = {}  # by program: pid and pidfd
         self._started_at: dict[int, float] = {}
         self._probes: dict[int, ReadyProbe] = {}
+        self._planned_at = 0.0
+        self._ready_elsewhere: set[str] = set()
         self._attempt = 0
         self._temp_dir = RunTempDir("ddplaunch-programs")
         self._announced: set[str] = set()
@@ -130,6 +132,7 @@ class ProgramRunner(NodeSide):
                 self._show_plan()
                 self._begin(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
+                self._report_elsewhere(names)
                 self._post(ev.ReadyElsewhere(names))
             case StopAttempt(signal=number):
                 self._post(ev.RanksStopped(number))
@@ -190,6 +193,10 @@ class ProgramRunner(NodeSide):
                 self._send_signal(index, number)
 
     def _show_plan(self) -> None:
+        self._planned_at = time.monotonic()
+        self._ready_elsewhere.clear()
+        for elsewhere in self._jobs.plan_elsewhere():
+            self._emit(elsewhere)
         for plan in self._jobs.plan_programs(self._context.options):
             self._emit(plan)
             _, port = self._jobs.addresses.of(plan.program) if self._jobs.addresses else ("", 0)
@@ -346,6 +353,18 @@ class ProgramRunner(NodeSide):
         self._emit(ProgramReady(spec.name, seconds, self._attempt))
         if spec.ready:
             self._show_note(f"{spec.name} is ready{address and f' at {address}'} after {seconds:.1f} s")
+
+    def _report_elsewhere(self, names: Sequence[str]) -> None:
+        """Show which programs of other nodes have become ready."""
+        for name in names:
+            if (spec := self._jobs.elsewhere.get(name)) is None or name in self._ready_elsewhere:
+                continue
+            self._ready_elsewhere.add(name)
+            address = self._addresses.text_of(name) if self._addresses else ""
+            if self._context.plan.node_rank == 0:
+                self._emit(ProgramReady(name, time.monotonic() - self._planned_at, self._attempt))
+            if spec.ready and self._jobs.has_own_terminal:
+                self._show_note(f"{name} is ready{address and f' at {address}'}")
 
     def _report_failure(self, failure: do.ReportFailure) -> None:
         lines = () if failure.number is None else self._last_lines(failure.number, REPORTED_LINES)

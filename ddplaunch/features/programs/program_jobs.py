@@ -41,14 +41,16 @@ class ProgramJobs:
         self.gate = Gate((), os.path.basename(plan.target.text))
         self._has_ranks, self.run_id = True, plan.run_id
         self._placement: Placement | None = None
+        self.elsewhere: dict[str, ProgramSpec] = {}  # on other nodes
+        self.has_own_terminal = not context.config.screen.quiet_s  # not one with the other nodes
         if programs:
             placement = self._placement = place_programs(programs, context.job_config.max_nodes)
             self._instances = placement.on(self._node)
             self._has_ranks = self._node < placement.nodes_with_ranks
-            here = {each.spec.name for each in self._instances}
+            self.elsewhere = {each.spec.name: each.spec for each in placement.instances if each.node != self._node}
             # Where nodes are started together, node 0 names all that the job waits for, for the others too.
-            names_all = self._node == 0 or not context.config.screen.quiet_s
-            elsewhere = tuple(name for name in placement.gate if name not in here and names_all)
+            names_all = self._node == 0 or self.has_own_terminal
+            elsewhere = tuple(name for name in placement.gate if name in self.elsewhere and names_all)
             self.gate = Gate(placement.gate, programs.target.name, elsewhere)
             self.addresses = ProgramAddresses(programs, placement, self._node, plan.target.args)
         self.specs = (*(each.spec for each in self._instances), *sidecars)
@@ -65,6 +67,11 @@ class ProgramJobs:
             indices = division.by_program.get(spec.name, ())
             self._gpu_variables[spec.name] = gpu_variables(hardware, indices, self._environ)
             yield ProgramPlanned(spec.name, spec.kind, format_gpus(indices), self.addresses.text_of(spec.name))
+
+    def plan_elsewhere(self) -> Iterator[ProgramPlanned]:
+        """Yield the programs of other nodes, on node 0: `ps` and the report of the run show them."""
+        for name, spec in self.elsewhere.items() if self._node == 0 else ():
+            yield ProgramPlanned(name, spec.kind, "", self.addresses.text_of(name) if self.addresses else "")
 
     def environment(self) -> dict[str, str]:
         """Return the launcher's variables without those of a rank, in which the launcher may run."""

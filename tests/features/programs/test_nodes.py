@@ -1,7 +1,10 @@
 """Tests of programs in jobs of several nodes: they run on node 0, and all ranks reach them. Here on one machine."""
 
+import json
+import random
 import signal
 import sys
+import time
 
 import pytest
 
@@ -116,6 +119,23 @@ def test_a_server_on_a_node_without_ranks(begin_nodes):
     assert "[vllm] asked to end" in jobs[2].stderr()
     assert jobs[2].stdout() == ""
     assert "waiting for vllm" in jobs[0].stderr()
+    for job in jobs:
+        assert "ddplaunch: vllm is ready at 127.0.0.1:" in job.stderr()
+
+
+def test_node_0_lists_the_programs_of_other_nodes(begin_nodes, tmp_path):
+    jobs = begin_nodes(3, *service("vllm"), options=("--log-dir", "logs"))
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+    (tmp_path / "go").touch()
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    (events,) = (tmp_path / "logs").glob("*/node-0/events.jsonl")
+    seen = [json.loads(line) for line in events.read_text().splitlines()]
+    planned, ready = (
+        next(each for each in seen if each["event"] == f"program_{what}") for what in ("planned", "ready")
+    )
+    assert (planned["program"], planned["kind"], ready["program"]) == ("vllm", "service", "vllm")
+    assert f"vllm is ready at {planned['address']}" in jobs[2].stderr()
 
 
 def test_programs_start_in_order_across_nodes_and_all_addresses_are_known(begin_nodes):
@@ -170,6 +190,19 @@ def test_kill_9_of_node_0_ends_a_node_that_waits_for_its_server_and_one_that_has
                 job.wait_for("got ok")
         jobs[0].signal(signal.SIGKILL)
         assert [job.wait() for job in jobs] == [-9, 69, 69]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_of_any_launcher_at_any_moment_leaves_nothing(begin_nodes, seed):
+    """The others end too: before the start they wait for a lost node 0 no longer than for nodes that join."""
+    chance = random.Random(seed + time.time_ns())
+    victim, moment = chance.randrange(3), chance.uniform(0.2, 2.5)
+    jobs = begin_nodes(3, *service("vllm", "children", "late=0.2"), options=("--join-timeout", "3"))
+    time.sleep(moment)  # the thing tested is a random moment
+    jobs[victim].signal(signal.SIGKILL)
+    codes = [job.wait() for job in jobs]
+    assert codes[victim] == -9
+    assert {codes[number] for number in range(3) if number != victim} == {69}, (victim, moment, codes)
 
 
 def test_ctrl_c_reaches_a_main_on_a_node_without_ranks(begin_nodes):
