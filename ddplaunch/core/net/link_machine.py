@@ -329,6 +329,7 @@ class LinkMachine(Machine):
     def _on_posted(self, message: Message, now: Now) -> None:
         """Send a message of this node to node 0; also act on it while node 0 is not connected."""
         wants_to_leave = isinstance(message, messages.StopRequested)
+        is_repeated = isinstance(message, messages.StopRequested) and message.again
         if isinstance(message, messages.StopRequested):
             self._stop_signal = message.signal
         if isinstance(message, messages.AttemptReport) and message.attempt == self._attempt:
@@ -345,9 +346,10 @@ class LinkMachine(Machine):
             self._start_error = message  # sent after joining, so that the other nodes learn it too
             self._deadlines.set(due.StartErrorDue(), now.mono + DECLINE_TIMEOUT_S)
         # Without ranks here, leave at once on a stop request. But how an attempt ended is decided by node 0, whatever
-        # else is sent to it meanwhile: another node may have got a signal earlier. So is when other programs end.
+        # else is sent to it meanwhile: another node may have got a signal earlier. So is when other programs end, but
+        # for a second request.
         runs_only_programs = self._has_begun and self._latest < 0
-        may_leave = wants_to_leave and not runs_only_programs
+        may_leave = wants_to_leave and (is_repeated or not runs_only_programs)
         if self._attempt is None and (may_leave or self.phase is LinkPhase.ORPHANED):
             self._end_without_coordinator()
 

@@ -214,6 +214,19 @@ def test_ctrl_c_reaches_a_main_on_a_node_without_ranks(begin_nodes):
     assert jobs[0].stdout().count("has saved") == 1
 
 
+def test_ctrl_c_twice_on_a_node_without_ranks_kills_a_deaf_server(begin_nodes):
+    jobs = begin_nodes(3, *service("vllm", "deaf"))
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+
+    def has_ended_after_ctrl_c() -> bool:
+        jobs[2].signal(signal.SIGINT)
+        return jobs[2].process.poll() is not None
+
+    wait_until(has_ended_after_ctrl_c, "the end of the node", 15)
+    assert [job.wait() for job in jobs] == [130] * 3
+
+
 def test_a_restart_starts_programs_of_all_nodes_again(begin_nodes, tmp_path):
     script = "test -e ended && exec $0 $1 $2; touch ended; exec $0 $1 $2 exit=3"
     first = ("--command", "--name", "vllm", "--nodes", "1", "--ready", "http:/health", "sh", "-c", script)

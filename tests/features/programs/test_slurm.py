@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.features.ssh.job import LAUNCHER
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC
 from tests.virtual_hosts.host import finish
@@ -75,7 +76,9 @@ def test_a_batch_job_whose_server_ends_with_it(cluster, tmp_path):
 
 def test_the_launcher_on_the_node_that_serves_is_killed(cluster):
     number = submit(cluster)
-    for pid in cluster.nodes[2].find(r"-m ddplaunch run"):
+    launchers = cluster.nodes[2].find(LAUNCHER)
+    assert launchers
+    for pid in launchers:
         os.kill(pid, signal.SIGKILL)
     assert cluster.wait(number, timeout=60) == "FAILED"
     assert re.search(r"node 2 \(n3\) was lost: ", cluster.output(number))

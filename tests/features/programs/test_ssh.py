@@ -58,3 +58,13 @@ def test_ctrl_c(job):
     assert job.wait() == 130
     assert "rank 0 has saved" in job.stdout()
     assert job.stderr().count("asked to end") == 2
+
+
+def test_too_few_hosts(sshd, tmp_path):
+    for name in ("server.py", "train.py"):
+        write_program(tmp_path, name, "")
+    (tmp_path / "rl.toml").write_text(JOB)
+    run = Job(sshd(2), tmp_path, "--hosts", "n0,n1", "rl.toml")
+    assert run.wait() == 2
+    assert run.stderr().count("the programs need 3 nodes, and the job has 2") == 1, run.stderr()
+    run.assert_nothing_left()
