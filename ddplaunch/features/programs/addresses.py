@@ -145,11 +145,12 @@ def find_own_address(config: JobConfig, node: int) -> str:
     interface = config.options[Nodes].interface
     if interface and (found := find_address(interface, socket.AF_INET) or find_address(interface, socket.AF_INET6)):
         return found
-    # Most servers listen on 0.0.0.0, which has no IPv6.
-    for family, where in sorted(resolve(config.address, config.port), key=lambda each: each[0] != socket.AF_INET):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(where)  # sends nothing
-            return str(sock.getsockname()[0])
+    with suppress(OSError):
+        # Most servers listen on 0.0.0.0, which has no IPv6.
+        for family, where in sorted(resolve(config.address, config.port), key=lambda each: each[0] != socket.AF_INET):
+            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(where)  # sends nothing
+                return str(sock.getsockname()[0])
     return host_name()
 
 

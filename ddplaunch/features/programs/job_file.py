@@ -48,13 +48,21 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
         what = f"{path} takes no arguments: {sanitize_line(rest[trailing], 60)}"
         raise UsageError(what, 'write those of the program into the file: target = "train.py --lr 0.1"')
     programs, target = JobFile(path).read()
-    end_of_target = end_of_options(target, known)
-    if end_of_target == len(target):
-        raise UsageError(f"{path}: programs.{programs.target.name}.target has no target", 'target = "train.py"')
-    options, program = target[:end_of_target], target[end_of_target:]
-    separated = [program[0], "--", *program[1:]] if ":" in program else program
-    specs = map(encode_program, (*programs.beside, programs.target))
-    return [*specs, *words[:end], *rest, *options, *separated]
+    own = _separate(target, known, path, programs.target.name)
+    worlds = [
+        replace(each, command=(*_separate(each.command, known, path, each.name),)) if each.is_world else each
+        for each in programs.beside
+    ]
+    return [*map(encode_program, (*worlds, programs.target)), *words[:end], *rest, *own]
+
+
+def _separate(words: Sequence[str], known: Mapping[str, bool], path: str, name: str) -> list[str]:
+    """Return the words of a target; a ``:`` among its arguments does not separate programs. Raises UsageError."""
+    end = end_of_options(words, known)
+    if end == len(words):
+        raise UsageError(f"{path}: programs.{name}.target has no target", 'target = "train.py"')
+    options, program = words[:end], words[end:]
+    return [*options, program[0], "--", *program[1:]] if ":" in program else [*words]
 
 
 class JobFile:

@@ -88,6 +88,12 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
             "[programs.t]\ntarget = 't.py'\nready = 'tcp'",
             ("rl.toml:3: programs.t.ready: the job's own ranks do not have that", ""),
         ),
+        ("[programs.t]\ntarget = '--nproc 2'", ("rl.toml: programs.t.target has no target", "")),
+        (
+            "[programs.t]\ntarget = 't.py'\n[programs.teacher]\ntarget = '--nproc 2'\nkind = 'service'",
+            ("rl.toml: programs.teacher.target has no target", ""),
+        ),
+        ("[programs.t]\ntarget = 't.py'\nwith = 'x'", ("rl.toml:3: programs.t.with: the job's own ranks do not", "")),
         ("[programs.a]\ncommand = 'sleep 9'\n", ("rl.toml: no program has a target", "")),
         (
             "[programs.t]\ntarget = 't.py'\n[programs.envs]\ncommand = 'x'\nafter = ['infer']\n"
