@@ -83,13 +83,12 @@ class ProgramsJob(JobSide):
                 self._context.allow_end()
 
     def _check_owner(self, node: int, names: Iterable[str]) -> None:
-        """Raise ProtocolError if a program is not one of this node."""
-        if wrong := {*names} - {each.spec.name for each in self._placement.on(node)}:
+        """Raise ProtocolError if a program is not one of this node; node 0 is this process, and needs no check."""
+        if node and (wrong := {*names} - {each.spec.name for each in self._placement.on(node)}):
             raise ProtocolError(f"a message about {min(wrong)}, a program of another node")
 
     def _on_ports_held(self, node: int, addresses: tuple[HeldAddress, ...]) -> None:
-        names = {each.program for each in addresses}
-        self._check_owner(node, names if node else names - {self._programs.target.name})
+        self._check_owner(node, [each.program for each in addresses])
         self._held[node] = addresses
         context = self._context
         if self._addresses is not None:  # it may have joined later

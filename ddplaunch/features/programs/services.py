@@ -26,6 +26,7 @@ from ddplaunch.features.programs.addresses import (
 )
 from ddplaunch.features.programs.request import ListServices, ServiceAddress
 from ddplaunch.features.programs.spec import ProgramSpec, encode_program
+from ddplaunch.features.programs.words import default_target_name
 
 OPTION, PROGRAM_OPTION = "--services", "--program="
 POLL_INTERVAL_S = 0.25
@@ -49,7 +50,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     programs = [fill(word) for word in options if word.startswith(PROGRAM_OPTION)]
     specs = [msgspec.json.decode(word.removeprefix(PROGRAM_OPTION), type=ProgramSpec) for word in programs]
     if not any(spec.is_target for spec in specs):
-        specs.append(ProgramSpec("", (), "main", is_target=True))
+        specs.append(ProgramSpec(default_target_name(words[end:]), (), "main", is_target=True))
     variables = _list_variables(found)
     written = [encode_program(replace(spec, env={**variables, **spec.env})) for spec in specs]
     return [*written, *(word for word in options if word not in programs), *map(fill, words[end:])]

@@ -1,11 +1,15 @@
 """Histories of the programs' part on node 0, without processes."""
 
+import time
+from random import Random
+
 import pytest
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
+from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.features.programs.feature import FEATURE
 from ddplaunch.features.programs.messages import (
@@ -14,6 +18,7 @@ from ddplaunch.features.programs.messages import (
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
+    StartPrograms,
 )
 from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.spec import ProgramSpec, encode_program
@@ -147,3 +152,114 @@ def test_a_node_must_not_answer_for_the_programs_of_another(wide):
     for message in (held(1, "infer.1")[1], ProgramIsReady(0, "orch"), MainDone(0, "orch")):
         with pytest.raises(ProtocolError, match="a program of another node"):
             wide.machine.on(ev.MessageReceived(1, message), Now(1, 1))
+
+
+# ------------------------------------------------------------------------------------------------- random histories
+
+OWNERS = {"infer.0": 1, "infer.1": 2, "orch": 3}
+
+
+class RandomNodes:
+    """Four nodes that send at random what they may send; it checks what node 0 orders."""
+
+    def __init__(self, seed):
+        self.random = Random(seed)
+        texts = tuple(encode_program(each).partition("=")[2] for each in INFER)
+        options = Options({ProgramOptions: ProgramOptions(program=texts)}, {})
+        self.world = World(features=(("programs", FEATURE),), min_nodes=4, without_ranks=3, options=options)
+        self.code, self.failed = None, False
+        self.there, self.held, self.started, self.passed = {0}, set(), set(), set()
+        self.running = self.ranks_done = self.main_done = self.reported = False
+        for number in (1, 2, 3):
+            self.do(joins(number)(self.world))
+            self.there.add(number)
+
+    def do(self, event):
+        self.world.now += self.random.choice((0, 0.1, 2))
+        for command in self.world.on(event):
+            if isinstance(command, do.Send):
+                self.check(command.node_rank, command.message)
+
+    def check(self, node, message):
+        match message:
+            case StartPrograms():
+                assert {*range(4)} <= self.held, "before all addresses are known"
+                assert node not in self.started, "twice"
+                assert len(message.addresses) == 4
+                self.started.add(node)
+            case messages.StartAttempt():
+                assert node == 0, "ranks on a node that has none"
+                assert {*range(4)} <= self.passed, "before the gate is open"
+                self.running = True
+            case messages.EndJob(outcome=outcome):
+                assert self.code in (None, outcome.code)
+                self.code = outcome.code
+
+    def send(self, node, message):
+        self.do(ev.MessageReceived(node, message))
+
+    def hold(self, node):
+        self.held.add(node)
+        names = [name for name, owner in OWNERS.items() if owner == node] or ["train.py"]
+        self.send(node, PortsHeld(0, tuple(HeldAddress(name, "", f"n{node}", 8000) for name in names)))
+
+    def lose(self, node):
+        self.there.discard(node)
+        self.failed |= not (self.ranks_done and self.main_done)
+        self.do(lost(node))
+
+    def fail(self, node):
+        self.failed |= not (self.ranks_done and self.main_done)
+        self.send(node, ProgramFailed(0, 7, "it exited with code 7"))
+
+    def step(self):
+        choices = [(0.03, lambda: self.lose(self.random.choice((*self.there - {0},) or (9,))))]
+        choices.append((0.03, lambda: self.fail(self.random.choice((*self.there,)))))
+        for node in self.there - self.held:
+            choices.append((1, lambda node=node: self.hold(node)))
+        for name, node in OWNERS.items():
+            if node in self.started & self.there:
+                choices.append((0.3, lambda name=name, node=node: self.send(node, ProgramIsReady(0, name))))
+        for node in (self.started & self.there) - self.passed:
+            choices.append((0.5, lambda node=node: self.let_pass(node)))
+        if self.running and not self.ranks_done:
+            choices.append((0.5, self.finish_ranks))
+        if 3 in self.started & self.there and not self.main_done:
+            choices.append((0.3, self.finish_main))
+        if self.running and not self.reported:
+            choices.append((0.3 if self.ranks_done else 0.05 * self.failed, self.report))
+        weights, actions = zip(*choices, strict=True)
+        self.random.choices(actions, weights)[0]()
+
+    def let_pass(self, node):
+        self.passed.add(node)
+        self.send(node, messages.CheckPassed(0))
+
+    def finish_ranks(self):
+        self.ranks_done = True
+        self.send(0, messages.RanksFinished(0))
+
+    def finish_main(self):
+        self.main_done = True
+        self.send(3, MainDone(0, "orch"))
+
+    def report(self):
+        self.reported = True
+        self.do(reported(0)(self.world))
+
+    def run(self):
+        for _ in range(400):
+            if self.code is not None:
+                break
+            self.step()
+        assert self.code is not None, "it has not ended"
+        assert bool(self.code) is self.failed, (self.code, self.failed)
+
+
+def test_random_histories_of_four_nodes():
+    first = int(time.time()) % 1_000_000
+    for seed in range(first, first + 500):
+        try:
+            RandomNodes(seed).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
