@@ -106,6 +106,9 @@ def list_commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[i
     for node in () if plan.started_rank or options is None else plan.nodes:
         if options is not None and node.node_rank != plan.node_rank:
             yield node.node_rank, node_command(plan, node.node_rank, options)
+    for number in range(plan.nnodes, plan.nnodes + plan.nodes_without_ranks):
+        if options is not None:
+            yield number, node_command(plan, number, options)
 
 
 def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
@@ -113,7 +116,7 @@ def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
 
     ``options`` are the others typed here, not those about nodes, addresses and counts.
     """
-    nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
+    nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes + plan.nodes_without_ranks)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.has_node_rank else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", plan.nproc_text, *options]

@@ -32,6 +32,7 @@ from ddplaunch.system.network.reserved_port import bind_reusable, describe_liste
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.planner import PlanSpec
+from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.target.target import Target
 
 
@@ -65,8 +66,15 @@ def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote
     if node >= placement.nodes_with_ranks:
         return replace(spec, nproc="1", gpus="none", backend=None, bind=None, oversubscribe=False)
     here = [each.spec for each in placement.on(node)]
-    division = divide_gpus(here, programs.target, spec.gpus, read_hardware(), os.environ)
+    hardware = read_hardware()
+    division = divide_gpus(here, programs.target, spec.gpus, hardware, os.environ)
     shares = {each.name: division.by_program.get(each.name, ()) for each in here}
+    for other in {each.node for each in placement.instances} - {node} if options[DryRun].dry_run else ():
+        # Assumed to be like this node, as for its ranks.
+        specs = [each.spec for each in placement.on(other)]
+        target_there = programs.target if other < placement.nodes_with_ranks else None
+        shares_there = divide_gpus(specs, target_there, spec.gpus, hardware, os.environ).by_program
+        shares |= {each.name: shares_there.get(each.name, ()) for each in specs}
     listed = (_program_to_json(each, shares.get(each.spec.name)) for each in placement.instances)
     return replace(spec, programs=tuple(listed), gpus=spec.gpus if division.rest is None else division.rest)
 
@@ -82,9 +90,11 @@ def _leave_out_nodes(spec: PlanSpec, placement: Placement, *, is_dry_run: bool) 
         what = f"--node-rank {node} has no ranks: it runs {names}"
         raise UsageError(what, f"--dry-run with --node-rank 0 to {least - 1} shows the ranks of the other nodes")
     counts = (spec.nproc or "").split(",")
-    return replace(
-        spec, nnodes=least, min_nodes=None, nproc=",".join(counts[:least]) if len(counts) > 1 else spec.nproc
-    )
+    nproc = ",".join(counts[:least]) if len(counts) > 1 else spec.nproc
+    spec = replace(spec, nnodes=least, min_nodes=None, nproc=nproc, nodes_without_ranks=most - least)
+    if spec.master_port is not None:
+        return spec
+    return replace(spec, master_port=DEFAULT_PORT, sources={**spec.sources, "master_port": SOURCE_ASSUMED})
 
 
 def _node_rank(spec: PlanSpec) -> int:

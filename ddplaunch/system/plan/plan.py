@@ -57,6 +57,7 @@ class Plan(Struct, frozen=True, dict=True):
     agent_store: bool = False  # whether a process of ddplaunch holds the store, so that rank 0 does not open it
     virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
     programs: tuple[JsonObject, ...] = ()  # beside the ranks
+    nodes_without_ranks: int = 0  # that follow ``nodes``, in a dry run
     assignment: NodeAssignment | None = (
         None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
     )

@@ -45,6 +45,7 @@ class PlanSpec(Struct, frozen=True):
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
     programs: tuple[JsonObject, ...] = ()  # beside the ranks, for those who read the plan
+    nodes_without_ranks: int = 0  # that follow the others, in a dry run
 
     def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
         """Replace the source of a value that a cluster system supplied."""
@@ -143,6 +144,7 @@ def make_plan(
         device_masks=machine.device_masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
         programs=spec.programs,
+        nodes_without_ranks=spec.nodes_without_ranks,
     )
 
 

@@ -261,7 +261,9 @@ def test_a_dry_run_shows_the_nodes_with_ranks(run_in_fork):
     done = run_in_fork("run", *service("vllm"), *where, "--nproc", "2", PROGRAMS / "client.py")
     assert "service vllm, on 1 node of its own, ready by http:/health: " in done.stdout
     assert "2 nodes" in done.stdout
-    assert "rank 3" in done.stdout or " 3 " in done.stdout
+    assert "rank 3  node 1" in done.stdout
+    for node in (1, 2):
+        assert f"node {node}: ddplaunch run --nnodes 3 --node-rank {node} " in done.stdout
     other = run_in_fork("run", *service("vllm"), *where, "--node-rank", "2", "--nproc", "2", PROGRAMS / "client.py")
     assert (other.returncode, other.stdout) == (2, "")
     assert "--node-rank 2 has no ranks: it runs vllm" in other.stderr
