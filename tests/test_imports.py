@@ -29,6 +29,7 @@ CORE_INTERFACES = {"core.feature", "core.feature_registry", "core.rpc_kind"}
 
 FEATURE_IMPORTS = {
     "doctor": {"check"},
+    "ssh": {"code"},
     "live": {"runs"},
     "manifest": {"submit"},
     "python": {"preload"},

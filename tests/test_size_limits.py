@@ -22,6 +22,7 @@ LATE_IMPORTS = {
     "features/debug/node.py": "the debugger, at the first breakpoint",
     "features/devices/command.py": "rich, for a table in a terminal",
     "features/python/pytest_plugin.py": "pytest loads it in every run of tests where ddplaunch is installed",
+    "features/ssh/remote_launcher.py": "tar archives, only with --code",
     "system/target/arguments.py": "only for a target with arguments",
 }
 """Files with imports of ours inside functions, besides the hooks of features and folders ``rank/``: why."""

@@ -7,6 +7,7 @@ its control messages (``messages.py``). To change a feature, read ``core/feature
 """
 
 FEATURES = (
+    "code",
     "ssh",
     "preload",
     "check",

@@ -187,7 +187,7 @@ NO_VARIABLES = {
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
     *("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
-    *("FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
+    *("GIT_", "FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
     *(
         "KMP_DUPLICATE_LIB_OK",
         "KMP_INIT_AT_FORK",

@@ -22,7 +22,7 @@ from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes import child_processes, proc_utils
 
 LAUNCHER_VARIABLES = frozenset(
-    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
+    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH", "DDPLAUNCH_CODE"}
 )
 """Environment variables of the launcher that ranks do not get."""
 

@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     exclude: Text | None
     env: Variables
     remote_python: Text | None
+    code: Text | None
     control: str
     control_port: Text | None
     join_timeout: Text

@@ -27,7 +27,7 @@ def default_run(*, follow: bool = False) -> str:
     began: dict[str, float] = {}
     for name, job in known.items():
         if record := history_store.read_run_record(name):
-            if record.cwd == folder:
+            if folder in (record.cwd, record.code_version and record.code_version.folder):
                 began[name] = record.began
         elif job and _working_dir(job.pid) == folder:  # with --no-history
             began[name] = socket_created_at(job)

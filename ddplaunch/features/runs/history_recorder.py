@@ -18,12 +18,14 @@ from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.safe_files import current_folder
+from ddplaunch.base.types import as_dict
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.time_tracker import TimeTracker
+from ddplaunch.system.code_version import read_code_version
 from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import start_ticks
@@ -177,6 +179,7 @@ class HistoryRecorder(TimeTracker):
             "node_rank": plan.node_rank,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
+            "code_version": as_dict(version) if (version := read_code_version(os.environ)) else None,
             "log_dir": os.path.join(current_folder(), log_dir) if (log_dir := self._log_dir()) else None,
         }
 

@@ -57,6 +57,8 @@ def render_report(
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
+    if record.code_version:
+        yield f"  code {record.code_version}"
     yield f"  began {_format_time(record.began)}{lasted}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"

@@ -46,6 +46,7 @@ from ddplaunch.core.signals import STOP_SIGNALS
 from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
 from ddplaunch.observe.diagnosis.inspection import Inspection
+from ddplaunch.system.code_version import CodeVersion
 from ddplaunch.system.processes.proc_utils import start_ticks
 
 UNREAD_TEXT = "of its record could not be read"
@@ -130,6 +131,7 @@ class RunRecord(Struct, frozen=True):
     job: Name | None = None  # id of the batch job that it ran in: 4711, 4711_3
     spent: TimeBreakdown = TimeBreakdown()  # up to the last event that was written
     stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks were stalled, likewise
+    code_version: CodeVersion | None = None  # that ddplaunch has copied for it
     programs: tuple[ProgramStatus, ...] = ()  # beside its ranks; those that ran at its end have no code
 
     @property

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 class Ssh(Feature):
+    requires = ("code",)
     options = (SshHosts,)
     locators = ("job_records",)
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.text import join_names
 from ddplaunch.core.node.signals import InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind
 from ddplaunch.core.output.sink import Sink
@@ -161,7 +162,7 @@ class Fleet:
         for host in slow:
             if host in slow[:_MAX_PROBED] and not host.has_replied:
                 host.probe_shell()
-            if now - host.began >= HOST_TIMEOUT_S:
+            if now - max(host.began, host.last_input_at) >= HOST_TIMEOUT_S:  # large code may take longer
                 host.give_up(f"no reply within {HOST_TIMEOUT_S:g} s{_hint_for(host)}")
         if slow and slow != self._slow_hosts:
             more = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
@@ -184,6 +185,8 @@ class Fleet:
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
         self._state = FleetState.RUNNING
+        if receivers := [host.name for host in self._hosts if host.has_code_sent]:
+            self._print(f"the code was sent to {join_names(receivers)}")
         uses_all_spares = bool(self._left_out) and len(self._left_out) == self._spares
         for host in self._hosts:
             if host not in self._left_out:

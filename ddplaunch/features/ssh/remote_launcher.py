@@ -29,6 +29,7 @@ from ddplaunch.base.errors import (
     EXIT_SOFTWARE,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
+    LaunchError,
     UsageError,
     escape_control_chars,
 )
@@ -36,6 +37,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli import launcher_command
+from ddplaunch.system.code_version import CODE_VARIABLE
 from ddplaunch.system.network.addresses import machine_id, resolve
 from ddplaunch.system.processes import proc_utils
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
@@ -56,12 +58,22 @@ def output_mark(nonce: str) -> bytes:
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
+class HostCode(Struct, frozen=True):
+    """The code that the job runs; the host requests it if it has no copy."""
+
+    sha: str
+    name: str  # of the folder of the copy
+    size: Annotated[int, msgspec.Meta(ge=0)]  # of the archive, in bytes
+    folder: str  # below the copy: where the job runs
+    variable: str  # the value of CODE_VARIABLE for the launcher
+
+
 class HostJob(Struct, frozen=True):
     """What one host checks and runs; times in seconds."""
 
     nonce: str  # a secret of this job, see `output_mark`
     environ: Mapping[str, str]  # variables for the launcher, besides those of the login
-    cwd: str
+    cwd: str  # without code
     target: str  # as the user typed it
     module: bool  # how to read the target; so does no_python
     no_python: bool
@@ -72,6 +84,7 @@ class HostJob(Struct, frozen=True):
     preempt_signal: int | None  # the number of the preemption signal; None for none
     heartbeat: Annotated[float, msgspec.Meta(gt=0)]
     grace: Annotated[float, msgspec.Meta(ge=0)]
+    code: HostCode | None = None
 
     def line(self) -> bytes:
         """Encode as one line of JSON; bytes of paths that are not UTF-8 are preserved."""
@@ -91,7 +104,10 @@ class HostFacts(Struct, frozen=True):
     machine: str = ""  # equal for two names of one machine; "" if unknown
 
 
-GO_BYTE, GO_AT_ONCE_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b"g", b".", b"?"
+CODE_REQUEST = b"send the code"
+"""The only other line on stdout before the job starts, with the mark; CODE_BYTE and the archive follow on stdin."""
+
+GO_BYTE, GO_AT_ONCE_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, CODE_BYTE = b"G", b"g", b".", b"?", b"C"
 SIGNAL_BYTES: Mapping[bytes, int] = {
     b"I": signal.SIGINT,
     b"T": signal.SIGTERM,
@@ -130,13 +146,18 @@ def _run_job() -> int:
     job = HostJob.read(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # set by ssh_command, so that Python took no module from the home folder
     os.environ.update(job.environ)
-    facts = HostFacts(
-        tuple(map(escape_control_chars, _find_problems(job))), read_versions(torch=not job.no_python), machine_id()
-    )
+    try:
+        if (code := job.code) is not None:
+            job = replace(job, cwd=os.path.normpath(os.path.join(_copy_code(job, code), code.folder)))
+            os.environ[CODE_VARIABLE] = code.variable
+        problems = [*_find_problems(job)]
+    except EOFError:
+        return EXIT_UNAVAILABLE
+    except LaunchError as error:
+        problems = [error.message]
+    facts = HostFacts(tuple(map(escape_control_chars, problems)), read_versions(torch=not job.no_python), machine_id())
     os.write(1, output_mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
-    byte = HEARTBEAT_BYTE
-    while byte == HEARTBEAT_BYTE:
-        byte = _read_byte()
+    byte = _read_command()
     if byte == GO_AT_ONCE_BYTE:
         job = replace(job, argv=(job.argv[0], "--join-window", "0", *job.argv[1:]))
     elif byte != GO_BYTE:
@@ -149,6 +170,14 @@ def _read_byte() -> bytes:
     return os.read(0, 1) if select.select([0], [], [], START_TIMEOUT_S)[0] else b""
 
 
+def _read_command() -> bytes:
+    """Read the next byte that is not a heartbeat; b"" as ``_read_byte``."""
+    byte = HEARTBEAT_BYTE
+    while byte == HEARTBEAT_BYTE:
+        byte = _read_byte()
+    return byte
+
+
 def _read_line() -> bytes | None:
     line = b""
     while not line.endswith(b"\n"):
@@ -157,6 +186,32 @@ def _read_line() -> bytes | None:
             return None
         line += byte
     return line
+
+
+def _copy_code(job: HostJob, code: HostCode) -> str:
+    """Return the folder of a copy of the code, which is requested if there is none here.
+
+    Raises EOFError if it does not come, and LaunchError if it cannot be written.
+    """
+    from ddplaunch.features.code import copies
+
+    parent = copies.cache_folder()
+    folder = copies.find_copy(parent, code.name)
+    if folder is None:
+        os.write(1, output_mark(job.nonce) + CODE_REQUEST + b"\n")
+        if _read_command() != CODE_BYTE:
+            raise EOFError
+        data = bytearray()
+        while len(data) < code.size:
+            if not select.select([0], [], [], START_TIMEOUT_S)[0] or not (
+                piece := os.read(0, min(1 << 20, code.size - len(data)))
+            ):
+                raise EOFError
+            data += piece
+        folder = copies.make_copy(parent, code.sha, code.name, bytes(data))
+        copies.remove_unused(parent)
+    copies.hold_copy(folder)
+    return folder
 
 
 def _find_problems(job: HostJob) -> Iterator[str]:

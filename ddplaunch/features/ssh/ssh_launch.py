@@ -17,7 +17,7 @@ from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
-from ddplaunch.cli.console_output import print_message
+from ddplaunch.cli.console_output import print_message, print_notes
 from ddplaunch.cli.job_config_options import check_control_port
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
@@ -33,10 +33,12 @@ from ddplaunch.core.options import (
     TargetOptions,
 )
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
+from ddplaunch.features.code.archive import CodeArchive, check_log_dir, pack_folder
+from ddplaunch.features.code.options import Code
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import RECORDS, SshJob, record_end
 from ddplaunch.features.ssh.options import SshHosts
-from ddplaunch.features.ssh.remote_launcher import HostJob
+from ddplaunch.features.ssh.remote_launcher import HostCode, HostJob
 from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.clusters.host_spec import Host
@@ -59,6 +61,7 @@ class SshLaunch(RunInstead):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._hosts: tuple[Host, ...] = ()  # read by ``check``
+        self._code: CodeArchive | None = None
 
     def check(self) -> None:
         options = self._options
@@ -91,11 +94,16 @@ class SshLaunch(RunInstead):
             raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
         nnodes = len(hosts) - spares
         options.with_defaults(OptionSource.HOSTS, {"nnodes": (nnodes, nnodes)}).check_contradictions()
+        if (folder := options[Code].code) is not None:
+            self._code = pack_folder(folder)
+            self._code.run_folder(current_folder())
+            check_log_dir(options[Logging].log_dir)
 
     def run(self, target: Target, run_id: str) -> int:
-        hosts, options = self._hosts, self._options
+        hosts, options, archive = self._hosts, self._options, self._code
         raise_fd_limit_for_hosts(len(hosts))
         environ = forwarded_environment(options[SshHosts].env, os.environ)
+        offer = _offer_code(archive, target) if archive else None
         ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
         address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
         port = options[Nodes].master_port or DEFAULT_PORT
@@ -134,9 +142,11 @@ class SshLaunch(RunInstead):
                 preempt_signal=preempt_signal,
                 heartbeat=heartbeat,
                 grace=options[Stopping].grace,
+                code=offer,
             )
             command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
-            return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
+            gateway, data = ssh_configs[node].first_hop, archive.data if archive else b""
+            return lambda loop: SshSession(loop, host.name, gateway, command, job, data)
 
         pid = os.getpid()
         job = SshJob(
@@ -172,6 +182,7 @@ class SshLaunch(RunInstead):
             counts = [str(host.slots or 1) for host in with_ranks]
             new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
         note = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+        note += f"; code: {self._code}" if self._code else ""
         return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
 
     def complete_plan(self, plan: Plan, options: Options) -> Plan:
@@ -193,6 +204,14 @@ class SshLaunch(RunInstead):
         if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
             notes = (*notes, f"{join_names(unknown)}: one rank per GPU; their number is not known here")
         return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
+
+
+def _offer_code(archive: CodeArchive, target: Target) -> HostCode:
+    """Print which code the hosts get; return the offer. Raises UsageError if the target is not in it."""
+    archive.check_target(target.source or target.path, target.text)
+    print_notes(f"code: {archive}", *archive.notes)
+    version, below = archive.version, archive.run_folder(current_folder())
+    return HostCode(version.sha, version.name, len(archive.data), below, version.to_variable())
 
 
 def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:

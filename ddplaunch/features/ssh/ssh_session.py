@@ -23,7 +23,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.types import parse
 from ddplaunch.core.output.line_assembler import LineAssembler
-from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
+from ddplaunch.features.ssh.remote_launcher import CODE_BYTE, CODE_REQUEST, HELLO, HostFacts, HostJob, output_mark
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit
 
 _MAX_KEPT_LINES = 30  # the last lines of stderr; a banner may come before the one that matters
@@ -108,19 +108,24 @@ class ShellProbe:
 class SshSession:
     """One host and the ssh process that connects to it, which runs after ``start``."""
 
-    def __init__(self, loop: EventLoop, name: str, gateway: str, words: list[str], job: HostJob) -> None:
-        """``name``: the host's; ``gateway``: the first machine on the route; ``words``: the ssh command."""
+    def __init__(
+        self, loop: EventLoop, name: str, gateway: str, words: list[str], job: HostJob, code: bytes = b""
+    ) -> None:
+        """``name``: the host's; ``gateway``: the first machine on the route; ``words``: the ssh command.
+
+        ``code``: the archive of ``job.code``, which is sent if the host requests it.
+        """
         self.name, self.gateway = name, gateway
         self.facts: HostFacts | None = None
         self.code: int | None = None
-        self.is_started = self.has_ended = self.has_replied = False
-        self.last_output_at = 0.0  # by time.monotonic()
+        self.is_started = self.has_ended = self.has_replied = self.has_code_sent = False
+        self.last_output_at = self.last_input_at = 0.0  # by time.monotonic()
         self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `remote_launcher` has started
         self.on_facts: Callable[[], None] = lambda: None  # called when its facts have arrived
         # Called with each line that `remote_launcher` did not mark.
         self.on_line: Callable[[SshSession, int, bytes], None] = lambda *_: None
         self._loop = loop
-        self._words, self._job = words, job
+        self._words, self._job, self._code = words, job, code
         self._mark = output_mark(job.nonce)
         self.began = math.inf
         self._failure = ""
@@ -133,7 +138,7 @@ class SshSession:
         self.is_started, self.has_ended = True, False
         self.began = time.monotonic()
         self._stderr_lines.clear()
-        self._unsent = bytearray()
+        self._unsent = deque[memoryview]()
         # A session of its own: Ctrl-C reaches the launcher alone, which forwards it.
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -214,14 +219,20 @@ class SshSession:
     def _write(self, data: bytes) -> None:
         if self._stdin < 0:
             return
-        self._unsent += data
+        if data:
+            self._unsent.append(memoryview(data))  # not copied: all hosts may get the same archive
         try:
-            done = os.write(self._stdin, self._unsent)
+            while self._unsent:
+                done = os.write(self._stdin, self._unsent[0])
+                self._unsent[0] = self._unsent[0][done:]
+                if not self._unsent[0]:
+                    self._unsent.popleft()
+                if done > 1:  # not a heartbeat
+                    self.last_input_at = time.monotonic()
         except BlockingIOError:
-            done = 0
+            pass
         except OSError:  # ssh has ended: poll_exit() notices
-            done = len(self._unsent)
-        del self._unsent[:done]
+            self._unsent.clear()
         if self._unsent:
             self._loop.watch_fd(self._stdin, lambda: self._write(b""), write=True)
         else:
@@ -312,12 +323,16 @@ class SshSession:
     def _on_control_line(self, number: int, text: bytes) -> None:
         """Called with a line of ``remote_launcher``: its facts on stdout, the exit code of its launcher on stderr."""
         try:
-            if number == 1:
+            if number == 1 and text.strip() == CODE_REQUEST:
+                self.has_code_sent = True
+                self._write(CODE_BYTE)
+                self._write(self._code)
+            elif number == 1:
                 self.facts = parse(text, HostFacts)
             else:
                 self.code = int(text) & 255
         except (ProtocolError, ValueError):
             self.give_up("ddplaunch cannot read the reply of this host")
         else:
-            if number == 1:
+            if number == 1 and self.facts:
                 self.on_facts()

@@ -229,7 +229,7 @@ def test_each_host_gets_its_part_of_the_job_whole(run_in_fork, play, tmp_path):
     assert {**first, "argv": ()} == {
         "environ": {"NCCL_DEBUG": odd, "X": "1", "DDPLAUNCH_OVER_SSH": "1"}, "cwd": str(tmp_path), "target": "train.py",
         "module": False, "no_python": False, "log_dir": "logs", "address": "a", "ports": [30000, 30001], "argv": (),
-        "preempt_signal": signal.SIGUSR2, "heartbeat": 7.0, "grace": 30.0,
+        "preempt_signal": signal.SIGUSR2, "heartbeat": 7.0, "grace": 30.0, "code": None,
     }  # fmt: skip
     assert not (tmp_path / "ran").exists()
 

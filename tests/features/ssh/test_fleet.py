@@ -36,7 +36,7 @@ class FakeHost(SimpleNamespace):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, calls=[], facts=object(), began=1000.0, code=None, last_output_at=0.0)
-        self.has_ended, self.has_replied = False, True
+        self.has_ended, self.has_replied, self.has_code_sent, self.last_input_at = False, True, False, 0.0
 
     def poll_exit(self) -> bool:
         return self.name == "a" and self.code is not None
