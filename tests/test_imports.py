@@ -33,7 +33,7 @@ FEATURE_IMPORTS = {
     "live": {"runs"},
     "manifest": {"submit"},
     "python": {"preload"},
-    "submit": {"runs", "programs"},
+    "submit": {"runs", "programs", "code"},
 }
 """Features that import from other features."""
 

@@ -232,6 +232,12 @@ class RunLocator:
         """List the jobs that this user has started from this machine on others."""
         return []
 
+    def remove_leftovers(self, started_before: float, *, dry_run: bool) -> Iterator[str]:
+        """Remove what ended jobs have left on disks beside their records; yield a line for each thing, and for what is
+        kept. ``dry_run``: remove nothing.
+        """
+        yield from ()
+
     def host_connector(self) -> HostConnector | None:
         """Return how to run commands on other hosts; None if this feature does not connect to any."""
         return None
@@ -300,6 +306,12 @@ def list_remote_jobs() -> list[RemoteJob]:
     known = index_runs().jobs if jobs else {}
     here = {job.run_id for job in known.values() if job}
     return [job for job in jobs if job.run_id[:40] not in here and (job.is_running or job.run_id not in known)]
+
+
+def remove_leftovers(started_before: float, *, dry_run: bool) -> Iterator[str]:
+    """Remove what ended jobs have left, see ``RunLocator.remove_leftovers``."""
+    for locator in _locators():
+        yield from locator.remove_leftovers(started_before, dry_run=dry_run)
 
 
 def find_remote_job(word: str | None) -> RemoteJob | None:

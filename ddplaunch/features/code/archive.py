@@ -74,7 +74,7 @@ def pack_folder(folder: str) -> CodeArchive:
     packed, keys = _pack(root, chosen.files)
     left_out = [*chosen.secrets, *keys]
     commit = _git(root, "rev-parse", "--verify", "HEAD", check=False).strip() if by_git else ""
-    clean = bool(commit) and not _git(root, "status", "--porcelain", "--", ".")
+    clean = bool(commit) and _is_clean(root, chosen)
     sha = hashlib.sha256(packed).hexdigest()
     return CodeArchive(
         gzip.compress(packed, 6, mtime=0),
@@ -94,6 +94,14 @@ def check_log_dir(log_dir: str | None) -> None:
 
 
 _SIZE_HINT = "list data in .gitignore, and keep it where all hosts see it"
+
+
+def _is_clean(root: str, chosen: CodeFiles) -> bool:
+    """Whether the files are those of the commit."""
+    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return not _git(root, "diff", "--name-only", "HEAD", "--", ".") and not {*untracked} & {
+        file.path for file in chosen.files
+    }
 
 
 def _notes(chosen: CodeFiles, left_out: Sequence[str]) -> Iterator[str]:

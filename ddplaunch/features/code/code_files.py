@@ -19,7 +19,9 @@ MAX_LISTED = 3  # of the largest files, in a message
 OWN_FOLDER = ".ddplaunch"
 """Where ``submit`` keeps copies, in the folder that a job was submitted from; never part of the code."""
 
-_NEVER = (".git", ".hg", ".svn", OWN_FOLDER)  # names of folders or files, at any depth
+_NEVER = (".git", ".hg", ".svn", "__pycache__", OWN_FOLDER, ".ddplaunch-exit-*", "slurm-[0-9]*.out")
+"""Names at any depth: of repositories, of bytecode, and of what jobs that were submitted here write."""
+
 _SECRETS = (
     ".env", ".env.*", "*.env", ".netrc", "_netrc", ".pypirc", ".git-credentials", "*.key", "*.p12", "*.pfx", "*.jks",
     "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519",
@@ -51,7 +53,11 @@ class CodeFiles(Struct, frozen=True):
 def is_secret(path: str) -> bool:
     """Whether a file holds passwords or a private key, by its name."""
     name = posixpath.basename(path).lower()
-    return name not in _NO_SECRETS and any(fnmatch.fnmatchcase(name, pattern) for pattern in _SECRETS)
+    return name not in _NO_SECRETS and _matches(name, _SECRETS)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_private_key(data: bytes) -> bool:
@@ -69,7 +75,7 @@ def leads_out(path: str, link: str) -> bool:
 def choose_files(listed: Iterable[CodeFile]) -> CodeFiles:
     """Choose the files that are copied, of those that git tracks or does not ignore."""
     files = sorted({file.path: file for file in listed}.values(), key=lambda file: file.path)
-    files = [file for file in files if not set(file.path.split("/")) & set(_NEVER)]
+    files = [file for file in files if not any(_matches(name, _NEVER) for name in file.path.split("/"))]
     kept = [file for file in files if not is_secret(file.path)]
     return CodeFiles(
         tuple(kept),

@@ -31,14 +31,16 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     if run is not None and older_than is not None:
         raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")
     names = history_store.list_runs() if run is None else [_resolve_ended_run(run)]
+    oldest = time.time() if older_than is None else _parse_age(older_than)
     if older_than is not None:
-        oldest = _parse_age(older_than)
         names = [name for name in names if history_store.last_known_moment(name) < oldest]
     running = [name for name in names if history_store.may_be_running(name)] if run is None else []
     names = [name for name in names if name not in running]
     if dry_run:
         for name in names:
             click.echo(f"{name}  {format_size(history_store.run_size(name))}")
+        for line in locate.remove_leftovers(oldest, dry_run=True) if run is None else ():
+            click.echo(line)
         return
     if run is None and older_than is None and not yes and names:
         _ask(names)
@@ -53,6 +55,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
         for job in locate.list_remote_jobs():
             if not job.is_running:
                 job.remove_record()
+    for line in locate.remove_leftovers(oldest, dry_run=False) if run is None else ():
+        click.echo(line, err=True)
     notes = [f"; {len(running)} still running"] if running else []
     if removed < len(names):
         notes.append(f"; {len(names) - removed} cannot be removed from {history_dir()}")

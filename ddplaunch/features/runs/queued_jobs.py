@@ -62,6 +62,18 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
     return _with_ranks(sorted(found, key=lambda each: each.job.moment, reverse=True), deadline)
 
 
+def list_ended(jobs: Sequence[SubmittedJob], now: float) -> list[SubmittedJob]:
+    """Return those of these jobs that have ended; a job whose scheduler does not answer may still run."""
+    deadline = Deadline(QUERY_TIMEOUT_S)
+    ended = {(job.scheduler, _job_id(job)) for job in jobs if job.code is not None}
+    for name in dict.fromkeys(job.scheduler for job in jobs if job.code is None):
+        states = _query_scheduler(
+            name, [job for job in jobs if job.code is None and job.scheduler == name], deadline, now
+        )
+        ended |= {key for key, state in states.items() if state.code is not None}
+    return [job for job in jobs if (job.scheduler, _job_id(job)) in ended]
+
+
 def _list_script_jobs(deadline: Deadline) -> list[QueuedJob]:
     """List the jobs of Slurm with launchers that were not submitted by ddplaunch and have not ended."""
     if not (jobs := list_script_jobs()) or (slurm := find_slurm()) is None:

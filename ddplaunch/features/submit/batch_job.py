@@ -17,6 +17,7 @@ from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.submit import batch_command
 from ddplaunch.features.submit.batch_command import parsed_line, run_argv
+from ddplaunch.system.code_version import CodeVersion
 
 
 class SetupCommand(Struct, frozen=True):
@@ -67,6 +68,17 @@ class RequeueOptions(Struct, frozen=True):
         return f"{self.max_times}, warned by {self.warning} {self.warning_lead_s} s before the end"
 
 
+class JobCode(Struct, frozen=True):
+    """The copy of the code that a job runs."""
+
+    copy: str  # its folder
+    run_folder: str  # in it, where the launchers start
+    version: CodeVersion
+
+    def __str__(self) -> str:
+        return self.copy
+
+
 class BatchJob(Struct, frozen=True):
     """One job. None leaves a value to the scheduler's or the site's default."""
 
@@ -106,6 +118,7 @@ class BatchJob(Struct, frozen=True):
     teardown: Sequence[SetupCommand] = ()  # runs at the end, whatever the exit code
     container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
     container_mounts: Sequence[str] = ()  # SRC:DST pairs besides `chdir`, which is always mounted
+    code: JobCode | None = None  # None runs the files of `chdir` as they are when the job starts
     requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
 
     @property
@@ -127,6 +140,7 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "extra_options": more,
         "setup": tuple(_read_setups(ctx, "setup")),
         "teardown": tuple(_read_setups(ctx, "teardown")),
+        "code": None,
         "requeue": _read_requeue(ctx) if values["requeue"] else None,
     }
     return BatchJob(**{**from_options, **derived})

@@ -18,8 +18,10 @@ import click
 from msgspec.structs import asdict, replace
 
 from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.submit.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
+from ddplaunch.features.submit.code_copies import make_copy, plan_copy
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
 from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
@@ -128,18 +130,24 @@ class BatchScheduler(Scheduler):
         return found
 
 
-def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob) -> int:
-    """Print the script, or submit it; with --follow show the log, and return the job's exit code."""
+def submit_job(
+    scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, code: CodeArchive | None = None
+) -> int:
+    """Print the script, or submit it; with --follow show the log, and return the job's exit code.
+
+    ``code``: what is copied for the job.
+    """
     dry_run: bool = ctx.params["dry_run"]
+    if code:
+        job = plan_copy(job, code)
     script = scheduler.render_script(job)
     values = {name: value for name, value in ctx.params.items() if name != "follow"}
     values |= {**asdict(job), "output": scheduler.log_name(job)}
+    notes = [*scheduler.job_notes(job), *(code.notes if code else ())]
     default_sources = {"job-name": "the target", "output": "default", "nodes": "default"}
     whose = "of the image" if job.container_image else "this one"
     more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} ({whose})")
-    print_sources(
-        ctx, values, default_sources, scheduler.job_notes(job), scheduler.override_variables, more, dry_run=dry_run
-    )
+    print_sources(ctx, values, default_sources, notes, scheduler.override_variables, more, dry_run=dry_run)
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # bytes, as submitted: from text, click drops escape sequences
         return 0
@@ -149,14 +157,25 @@ def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: 
     _check_log_path(job.chdir, "--output", scheduler.log_name(job))
     if job.error:
         _check_log_path(job.chdir, "--error", job.error)
-    return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script))
+    if code:
+        job = make_copy(job, code)
+        script = scheduler.render_script(job)
+    return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script), code)
 
 
-def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, job_id: JobId) -> int:
+def _follow(
+    scheduler: BatchScheduler,
+    ctx: click.Context,
+    target: str,
+    job: BatchJob,
+    job_id: JobId,
+    code: CodeArchive | None,
+) -> int:
     """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
     files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
     lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
+    lines += [f"code: {code}"] if code else []
     saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
     stop = shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
     if saved:
@@ -191,6 +210,7 @@ def _save_job(
         moment=time.time(),
         scheduler=ctx.params["scheduler"],
         errors=files[1],
+        code_copy=job.code.copy if job.code else None,
     )
     return saved if submitted_jobs.save_job(saved) else None
 

@@ -22,6 +22,7 @@ from ddplaunch.features.submit.batch_command import (
     with_command_name,
 )
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
+from ddplaunch.features.submit.code_copies import read_code
 from ddplaunch.features.submit.options import (
     COMMON_OPTIONS,
     HEADINGS,
@@ -30,6 +31,7 @@ from ddplaunch.features.submit.options import (
     pass_through_words,
 )
 from ddplaunch.system.schedulers import scheduler_registry
+from ddplaunch.system.target.target import Target
 
 
 class _SubmitCommand(BatchCommand):
@@ -84,10 +86,11 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     if job.array and ctx.params.get("program"):
         raise UsageError(f"--array {job.array} does not work with several programs", "submit each job by itself")
     check_program_nodes(ctx, target, job.nodes)
+    found = None
     if job.container_image is None:  # with an image, the target may exist only there
-        _check_target(ctx)
+        found = _check_target(ctx)
     check_token(None)
-    return submit_job(scheduler, ctx, target, job)
+    return submit_job(scheduler, ctx, target, job, read_code(ctx, job, found))
 
 
 def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
@@ -101,12 +104,13 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
             raise UsageError(what, f"for {scheduler} leave {option} out")
 
 
-def _check_target(ctx: click.Context) -> None:
-    """Raise UsageError for a target that ``run`` would reject, and for a missing TensorBoard."""
+def _check_target(ctx: click.Context) -> Target:
+    """Return the target. Raise UsageError for one that ``run`` would reject, and for a missing TensorBoard."""
     options = Options.from_click(GROUPS, ctx)
     try:
-        resolve_target(options, parse_notes().lookalike_note)
+        target = resolve_target(options, parse_notes().lookalike_note)
     except UsageError as error:
         raise with_command_name(ctx.command, error) from None
     if (folder := options[ProgramOptions].tensorboard) is not None:
         check_tensorboard(folder)
+    return target

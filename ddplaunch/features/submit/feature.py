@@ -6,7 +6,8 @@ from ddplaunch.core.feature import Command, Feature, SchedulerEntry
 
 
 class Submit(Feature):
-    requires = ("runs", "programs")
+    requires = ("runs", "programs", "code")
+    locators = ("code_copies",)
     schedulers = (
         SchedulerEntry("slurm", "Slurm", "slurm", "Slurm"),
         SchedulerEntry("sge", "Grid Engine", "gridengine", "GridEngine"),

@@ -169,6 +169,8 @@ HEADINGS = {
         option("--teardown", "FILE|CMD",
                "File to source, or command to run, after the job",
                multiple=True),
+        option("--code", "DIR",
+               "Copy this folder, without what git ignores, at submission, and run the copy.  [default: none]"),
         option("--container-image", "IMAGE", "Container image to run in, with pyxis."),
         option("--container-mounts", "LIST",
                "Folders to mount in the container: SRC:DST,…", multiple=True),

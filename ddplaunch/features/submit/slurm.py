@@ -17,7 +17,7 @@ from contextlib import suppress
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
+from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_USAGE, LaunchError, UsageError
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
 from ddplaunch.cli import launcher_command
@@ -26,6 +26,7 @@ from ddplaunch.features.submit import slurm_output
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
 from ddplaunch.system.clusters.nodelist import expand_hosts
+from ddplaunch.system.code_version import CODE_VARIABLE
 from ddplaunch.system.schedulers.scheduler import (
     QUERY_TIMEOUT_S,
     QUICK_TIMEOUT_S,
@@ -104,7 +105,7 @@ class Slurm(BatchScheduler):
 
     def script_parts(self, job: BatchJob) -> Iterator[Iterable[str]]:
         yield from (_head_lines(job, self.output_pattern(job)), [""], _trap_lines(job))
-        yield from (_teardown_lines(job), _setup(job), _step_lines(job), _tail_lines(job))
+        yield from (_teardown_lines(job), _setup(job), _code_lines(job), _step_lines(job), _tail_lines(job))
 
     def log_name(self, job: BatchJob) -> str:
         return self.output_pattern(job)
@@ -383,6 +384,18 @@ def _trap_lines(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
+def _code_lines(job: BatchJob) -> Iterator[str]:
+    if job.code:
+        folder = shlex.quote(job.code.run_folder)
+        yield "# The code as it was when the job was submitted."
+        yield f"export {CODE_VARIABLE}={shlex.quote(job.code.version.to_variable())}"
+        yield f"if [ ! -d {folder} ]; then"
+        yield f'  echo "ddplaunch: the copy of the code is gone: "{folder} >&2'
+        yield f"  exit {EXIT_USAGE}"
+        yield "fi"
+        yield ""
+
+
 def _step_lines(job: BatchJob) -> Iterator[str]:
     yield "# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it."
     yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
@@ -394,6 +407,9 @@ def _step_lines(job: BatchJob) -> Iterator[str]:
     yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
     if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
+    start = job.code.run_folder if job.code else job.chdir
+    if start != job.chdir:
+        yield f"  --chdir={shlex.quote(start)} \\"
     if job.srun_args:
         yield f"  {' '.join(shlex.join(shlex.split(words)) for words in job.srun_args)} \\"
     if job.container_image is not None:
@@ -402,7 +418,7 @@ def _step_lines(job: BatchJob) -> Iterator[str]:
             raise UsageError(what, "submit from a folder without these in its path")
         mounts = ",".join([f"{job.chdir}:{job.chdir}", *job.container_mounts])
         yield f"  --container-image={shlex.quote(job.container_image)} \\"
-        yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(job.chdir)} \\"
+        yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(start)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join(launcher_command(job.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _runs_srun_in_background(job) else ''}"

@@ -36,6 +36,7 @@ class SubmittedJob(Struct, frozen=True):
     scheduler: str = "slurm"  # its name in the registry of schedulers
     gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
     ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
+    code_copy: str | None = None  # the folder of the copy of the code that it runs
     errors: str | None = None  # the file of its stderr, if it is not the log
 
     @property

@@ -8,7 +8,17 @@ from ddplaunch.features.code.code_files import CodeFile, check_size, choose_file
 
 def test_secrets_and_repositories_are_left_out():
     names = ["train.py", "a/.env", ".env.local", ".env.example", "k/id_ed25519", "k/id_ed25519.pub", "tls.key", "b.py"]
-    listed = [CodeFile(name) for name in (*names, ".git", "sub/.git/config", ".ddplaunch/code/1/train.py")]
+    listed = [
+        CodeFile(name)
+        for name in (
+            *names,
+            ".git",
+            "sub/.git/config",
+            ".ddplaunch/code/1/train.py",
+            "slurm-77.out",
+            "a/__pycache__/b.pyc",
+        )
+    ]
     chosen = choose_files(listed)
     assert [file.path for file in chosen.files] == [".env.example", "b.py", "k/id_ed25519.pub", "train.py"]
     assert chosen.secrets == (".env.local", "a/.env", "k/id_ed25519", "tls.key")

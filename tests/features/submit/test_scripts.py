@@ -12,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions, SetupCommand
+from ddplaunch.features.submit.batch_job import BatchJob, JobCode, RequeueOptions, SetupCommand
 from ddplaunch.features.submit.gridengine import GridEngine
 from ddplaunch.features.submit.lsf import Lsf
 from ddplaunch.features.submit.pbs import Pbs
 from ddplaunch.features.submit.slurm import Slurm
+from ddplaunch.system.code_version import CodeVersion
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -68,6 +69,10 @@ JOBS = {
         SMALLEST, interpreter="python", container_image="nvcr.io#nvidia/pytorch:25.01-py3",
         container_mounts=["/data/sets:/sets:ro", "/scratch:/scratch"],
     ),
+    "code": replace(SMALLEST, code=JobCode(
+        "/data/wine/.ddplaunch/code/5f3a9c1be0d24411", "/data/wine/.ddplaunch/code/5f3a9c1be0d24411/exp 1",
+        CodeVersion("5f3a9c", "/data/wine", "1a2b", True),
+    )),
     "sge": replace(SMALLEST, pe="mpi"),
     "pbs": SMALLEST,
     "lsf": SMALLEST,

@@ -1,0 +1,86 @@
+"""Copies of the code of submitted jobs: ``--code``. They lie in the folder of the job, which all nodes see."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import click
+from msgspec.structs import replace
+
+from ddplaunch.base.options import OptionSource, value_source
+from ddplaunch.base.text import join_names
+from ddplaunch.cli.locate import RunLocator
+from ddplaunch.features.code import copies
+from ddplaunch.features.code.archive import CodeArchive, check_log_dir, pack_folder
+from ddplaunch.features.code.code_files import OWN_FOLDER
+from ddplaunch.features.runs.queued_jobs import list_ended
+from ddplaunch.features.submit.batch_command import parsed_line
+from ddplaunch.features.submit.batch_job import BatchJob, JobCode
+from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.target.target import Target
+
+NO_CODE = "none"
+"""The value of --code that copies nothing, where a file of defaults names a folder."""
+
+
+def read_code(ctx: click.Context, job: BatchJob, target: Target | None) -> CodeArchive | None:
+    """Pack the folder of --code; None for none. In a file of defaults, a relative path starts at that file's folder.
+
+    Raises UsageError if the job would not run from the copy.
+    """
+    text = ctx.params["code"]
+    if text in (None, NO_CODE):
+        return None
+    folder = os.path.expanduser(text)
+    if value_source(ctx, "code") is OptionSource.FILE:
+        folder = os.path.join(os.path.dirname(parsed_line(ctx).defaults.values["code"].file), folder)
+    check_log_dir(ctx.params["log_dir"])
+    archive = pack_folder(folder)
+    archive.run_folder(job.chdir)
+    if target:
+        archive.check_target(target.source or target.path, target.text)
+    return archive
+
+
+def plan_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
+    """Return the job with the copy that it will run, if no program has changed it by then."""
+    copy = os.path.join(_copies_folder(job), archive.version.name)
+    return _with_copy(job, archive, copies.find_copy(_copies_folder(job), archive.version.name) or copy)
+
+
+def make_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
+    """Copy the code, if there is no copy of it, and return the job that runs it. Raises CopyError."""
+    folder = _copies_folder(job)
+    made = copies.make_copy(folder, archive.version.sha, archive.version.name, archive.data)
+    with suppress(OSError), open(os.path.join(os.path.dirname(folder), ".gitignore"), "x") as file:
+        file.write("*\n")
+    return _with_copy(job, archive, made)
+
+
+def _copies_folder(job: BatchJob) -> str:
+    return os.path.join(job.chdir, OWN_FOLDER, "code")
+
+
+def _with_copy(job: BatchJob, archive: CodeArchive, copy: str) -> BatchJob:
+    run_folder = os.path.normpath(os.path.join(copy, archive.run_folder(job.chdir)))
+    return replace(job, code=JobCode(copy, run_folder, archive.version))
+
+
+class CodeCopyLocator(RunLocator):
+    """Removes the copies of jobs that have ended."""
+
+    def remove_leftovers(self, started_before: float, *, dry_run: bool) -> Iterator[str]:
+        jobs = [job for job in submitted_jobs.list_jobs() if job.code_copy and os.path.isdir(job.code_copy)]
+        ended = list_ended(jobs, time.time())
+        used = {job.code_copy for job in jobs if job not in ended or job.moment >= started_before}
+        for copy in sorted({job.code_copy for job in jobs if job.code_copy} - used):
+            if written := copies.written_files(copy) if dry_run else copies.remove_copy(copy):
+                yield f"kept: {copy}, where programs have written {join_names(written)}"
+            else:
+                yield f"{'copy of code' if dry_run else 'removed'}: {copy}"
+
+
+LOCATOR = CodeCopyLocator()
