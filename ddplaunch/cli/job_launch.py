@@ -161,7 +161,7 @@ class NodeJob:
             result = self._runner.run()
             code = result.code or (EXIT_OUTPUT if self._screen.lost_lines_note else 0)
             if self._plan.node_rank == 0:
-                _write_exit_file(code)
+                _write_exit_file(code, result.failed_host)
         finally:
             self._sides.close()
             self._control_socket.close(code)
@@ -227,13 +227,13 @@ class NodeJob:
             print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": result.verdict}, human_text=report))
 
 
-def _write_exit_file(code: int) -> None:
-    """Write the exit code for the batch script; srun's own may be that of a killed task."""
+def _write_exit_file(code: int, failed_host: str | None) -> None:
+    """Write the exit code for the batch script, and the host to leave out; srun's code may be that of a killed task."""
     path, requeue_path = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
     try:
         if path:
             with open(open_for_writing(path, os.O_TRUNC, 0o600), "w") as file:
-                file.write(f"{code}\n")
+                file.write(f"{code}\n{failed_host}\n" if failed_host else f"{code}\n")
         if requeue_path and code == EXIT_PREEMPTED:  # only scripts for schedulers other than Slurm set it
             os.close(open_for_writing(requeue_path, 0, 0o600))
     except OSError as error:

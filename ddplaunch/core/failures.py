@@ -197,6 +197,12 @@ class JobResult(Struct, frozen=True):
     verdict: FailureReport | None = None
     usage_error: ErrorText | None = None  # message and hint of ddplaunch's own error
     remark: Text | None = None  # more for the user
+    node: Name | None = None  # the host of a node whose check failed
+
+    @property
+    def failed_host(self) -> str | None:
+        """The host of the node whose rank or check has failed; None if the job has not ended for such a reason."""
+        return self.node or (self.verdict.first.host if self.verdict else None)
 
     def __post_init__(self) -> None:
         if self.code == 0 and (self.verdict or self.usage_error):

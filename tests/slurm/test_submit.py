@@ -295,3 +295,31 @@ def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     assert not left.exists()
     assert "srun still waits" in cluster.output(job)
+
+
+FAILS_ON_N1 = """
+import os, socket, time
+again = os.environ.get("SLURM_RESTART_COUNT")
+print("run", again, "on", socket.gethostname(), flush=True)
+if socket.gethostname() == "n1":
+    raise SystemExit(9)
+time.sleep(0 if again else 600)
+"""
+
+
+def test_a_node_whose_rank_failed_is_left_out_of_the_requeue(submit, tmp_path):
+    """Also beside a node that the job excludes already; a failure with another exit code ends the job."""
+    cluster, start = submit(4)
+    write_program(tmp_path, "fails.py", FAILS_ON_N1)
+    options = ("--exclusive", "--requeue", "3", "--requeue-on", "4,9", "--follow", *LIGHT)
+    following = start("--nodes", "2", "--exclude", "n4", *options, "fails.py")
+    job = number_of(following)
+    out, err = finish(following)
+    assert "ddplaunch: requeueing, 1 of 3\nddplaunch: without n1, which has failed\n" in out
+    assert sorted(re.findall("run 1 on (n.)", out)) == ["n2", "n3"], err
+    assert cluster.restarts(job) == 1
+    excluded = cluster.run("scontrol", "show", "hostnames", cluster.show(job)["ExcNodeList"])
+    assert sorted(excluded.split()) == ["n1", "n4"]
+    write_program(tmp_path, "ends.py", "raise SystemExit(5)")
+    out, _ = finish(start(*options, "ends.py"), 5)
+    assert "requeue" not in out

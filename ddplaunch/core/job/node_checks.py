@@ -111,10 +111,10 @@ class NodeChecks:
             left = self._membership.usable_count - self._membership.is_usable(node)
             text += f"; without it {left} of at least {self._config.min_nodes} nodes are left"
         if (failure := self.previous_failure) is not None:
-            return JobResult(failure.first.shell_exit_code, failure, remark=f"no restart: {text}")
+            return JobResult(failure.first.shell_exit_code, failure, remark=f"no restart: {text}", node=node.host)
         if first:
-            return JobResult(EXIT_USAGE, usage_error=(text, error.hint))
-        return JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}")
+            return JobResult(EXIT_USAGE, usage_error=(text, error.hint), node=node.host)
+        return JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}", node=node.host)
 
     def on_deadline(self, now: Now) -> list[Command]:
         """Print which nodes have not replied: the deadline ``ChecksLate``.

@@ -53,6 +53,7 @@ class RequeueOptions(Struct, frozen=True):
     warning: str  # the signal's name, without SIG
     grace: float  # seconds for a checkpoint
     stop_s: float  # seconds to stop the ranks
+    codes: tuple[int, ...] = ()  # exit codes after which the job is requeued too, without the node that failed
 
     @property
     def warning_lead_s(self) -> int:
@@ -65,7 +66,8 @@ class RequeueOptions(Struct, frozen=True):
         return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
     def __str__(self) -> str:
-        return f"{self.max_times}, warned by {self.warning} {self.warning_lead_s} s before the end"
+        codes = f", also after exit code {', '.join(map(str, self.codes))}" if self.codes else ""
+        return f"{self.max_times}{codes}, warned by {self.warning} {self.warning_lead_s} s before the end"
 
 
 class JobCode(Struct, frozen=True):
@@ -130,6 +132,9 @@ class BatchJob(Struct, frozen=True):
 def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
     """Read the options into a job. Raises UsageError if a --setup file is missing or --requeue cannot work."""
     values = ctx.params
+    if values["requeue_on"] and not values["requeue"]:
+        codes = ",".join(map(str, values["requeue_on"]))
+        raise UsageError(f"--requeue-on {codes} does nothing without --requeue N", f"--requeue 3 --requeue-on {codes}")
     from_options = {name: values[name] for name in BatchJob.__annotations__ if name in values}
     derived = {
         "command": run_argv(ctx),
@@ -154,7 +159,9 @@ def _read_requeue(ctx: click.Context) -> RequeueOptions:
     if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
         hint = "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back"
         raise UsageError(f"--requeue {max_times} does not work with --preempt-signal {name}", hint)
-    requeue = RequeueOptions(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
+    requeue = RequeueOptions(
+        max_times, name, ctx.params["preempt_grace"], ctx.params["grace"], ctx.params["requeue_on"] or ()
+    )
     time: str = ctx.params["time"] or "UNLIMITED"
     limit = batch_command.parse_time_s(time)
     if limit is not None and limit <= requeue.warning_lead_s:

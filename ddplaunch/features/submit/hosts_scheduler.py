@@ -200,7 +200,7 @@ def slurm_only_options(program: str) -> dict[str, str]:
     return {
         "error": "stderr is in the log",
         **dict.fromkeys(("sbatch_args", "srun_args"), f"--{program}-arg is for options of {program}"),
-        **dict.fromkeys(("teardown", "code"), "it needs Slurm"),
+        **dict.fromkeys(("teardown", "code", "requeue_on"), "it needs Slurm"),
         **dict.fromkeys(("container_image", "container_mounts"), "it needs Slurm's srun"),
     }
 

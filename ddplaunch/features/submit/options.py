@@ -107,6 +107,15 @@ def _choose_scheduler(ctx: click.Context, param: click.Parameter, text: str) -> 
     return text
 
 
+def _exit_codes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    codes = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(0 < code < 256 for code in codes):
+        raise invalid_value(ctx, param, text, "expected exit codes from 1 to 255, like 1,69")
+    return tuple(codes)
+
+
 _GPUS = pattern_reader(r"([\w.-]+:)?\d{1,9}", "a number of GPUs like 8, or with a type like a100:8")
 _MEMORY_OF_ONE = pattern_reader(r"\d{1,15}[KMGT]?B?", "a size like 50G")
 
@@ -179,6 +188,9 @@ HEADINGS = {
         option("--requeue", "N",
                "Requeue the job when it is preempted or reaches its time limit, at most N times.",
                pattern_reader(r"\d{1,4}", "a number of times, like 3", int)),
+        option("--requeue-on", "CODES",
+               "With --requeue: also after these exit codes, like 1,69, without the node whose rank or check failed.",
+               _exit_codes),
         click.Option(["--follow/--no-follow"], default=False,
                      help="Follow the log, and exit with the job's exit code."),
     ),

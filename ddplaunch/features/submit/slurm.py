@@ -448,21 +448,43 @@ def _tail_lines(job: BatchJob) -> Iterator[str]:
     yield "code=$?"
     if job.spares:
         yield 'kill "$limit" 2>/dev/null'
-    yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
+    if job.requeue and job.requeue.codes:
+        yield "failed= failed_node="
+        yield '[ -s "$exit_file" ] && { read -r code; read -r failed_node; } <"$exit_file"'
+    else:
+        yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
     yield 'rm -f "$exit_file"'
     if job.requeue:
-        yield from _requeue_lines(job.requeue)
+        yield from _requeue_lines(job.requeue, can_exclude=job.nodelist is None)
     yield "exit $code"
 
 
-def _requeue_lines(requeue: RequeueOptions) -> Iterator[str]:
+def _requeue_lines(requeue: RequeueOptions, *, can_exclude: bool) -> Iterator[str]:
+    """Yield the end of a script that requeues its job. A node that ``--nodelist`` requires cannot be excluded."""
+    excludes = bool(requeue.codes) and can_exclude
     yield "preempted() {  # without a signal, where neither preempt_send_user_signal nor send_user_signal is set"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
-    yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ] || preempted; }}; then'
+    if requeue.codes:
+        yield f"case $code in {'|'.join(map(str, requeue.codes))}) failed=1 ;; *) failed_node= ;; esac"
+    failed = ' || [ -n "$failed" ]' if requeue.codes else ""
+    yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ]{failed} || preempted; }}; then'
     yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeue.max_times} ]; then'
     yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeue.max_times}"'
-    yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
+    if excludes:
+        yield "    # A job can exclude a node only while it is pending: then Slurm ends what runs in it, but not this."
+        yield "    trap '' TERM"
+        known = 'scontrol --oneliner show job "$SLURM_JOB_ID"'
+        yield f'    others=$({known} | sed -n "s/.* ExcNodeList=\\([^ (]*\\).*/\\1/p")'
+        yield '    if scontrol requeue "$SLURM_JOB_ID"; then'
+        yield '      if [ -n "$failed_node" ]; then'
+        yield '        echo "ddplaunch: without ${failed_node%%.*}, which has failed"'
+        yield '        scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${others:+$others,}${failed_node%%.*}"'
+        yield "      fi"
+        yield "      exit 0"
+        yield "    fi"
+    else:
+        yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
     yield "  else"
     yield f'    echo "ddplaunch: not requeued again: --requeue {requeue.max_times}"'
     yield "  fi"

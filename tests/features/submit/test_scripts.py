@@ -63,6 +63,7 @@ JOBS = {
         setup=[SetupCommand("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
         teardown=[SetupCommand('rm -rf "$SCRATCH"; '), SetupCommand("/data/my wine/done.sh", is_file=True)],
     ),
+    "requeue_on": replace(SMALLEST, nodes=2, requeue=RequeueOptions(3, "USR2", 90, 30, (1, 69))),
     "requeue": replace(SMALLEST, nodes=2, requeue=RequeueOptions(3, "USR2", 90, 30)),
     "spares": replace(SMALLEST, nodes=3, spares=1),
     "container": replace(

@@ -74,6 +74,10 @@ def test_the_command_line_of_srun(run, name):
     assert ("--container-workdir=/data/wine" in words) == (name == "container")
 
 
+AGAIN = "ddplaunch: requeueing, 1 of 3\nrequeue 12\nddplaunch: "
+EXCLUDED = "update JobId=12 ExcNodeList="
+
+
 @pytest.mark.parametrize(
     ("srun", "left", "job", "code", "expected"),
     [
@@ -87,6 +91,11 @@ def test_the_command_line_of_srun(run, name):
         ("TERM", "75\n", JOBS["requeue"], 75, ""),  # it was cancelled after the warning
         ("USR1", "0\n", SMALLEST, 0, ""),
         ("USR2", "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),  # scancel --batch
+        (69, "1\nn2.site\n", JOBS["requeue_on"], 0, f"{AGAIN}without n2, which has failed\n{EXCLUDED}n2\n"),
+        (1, "1\n", JOBS["requeue_on"], 0, f"{AGAIN[:-11]}"),  # no node is known to have failed
+        (75, "75\nn2\n", JOBS["requeue_on"], 0, f"{AGAIN[:-11]}"),  # preempted
+        (3, "3\nn2\n", JOBS["requeue_on"], 3, ""),
+        (1, "1\nn2\n", replace(JOBS["requeue_on"], nodelist="n[1-2]"), 0, f"{AGAIN[:-11]}"),
         (9, "", JOBS["spares"], 9, ""),
         ("waits", "7\n", JOBS["spares"], 7, ""),  # for a node that came back
     ],
