@@ -155,7 +155,7 @@ def test_files_for_the_batch_script(start_ddplaunch, tmp_path):
 def test_exit_file_on_a_full_disk(monkeypatch, capfd):
     monkeypatch.setenv("DDPLAUNCH_EXIT_FILE", "code")
     monkeypatch.setattr(job_launch, "open_for_writing", lambda *_: os.open("/dev/full", os.O_WRONLY))
-    job_launch._write_exit_file(3)
+    job_launch._write_exit_file(3, None)
     assert "cannot write the exit code 3 for the batch script: code: No space left on device" in capfd.readouterr().err
 
 

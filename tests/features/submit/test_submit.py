@@ -1,6 +1,7 @@
 """Tests of ``ddplaunch submit`` with stand-ins for Slurm's programs: output, refusals, following and exit codes."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -199,6 +200,11 @@ def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, lin
          ("65 s before the end (--preempt-grace 60 and",)),
         ("--requeue 2 --preempt-signal none train.py", (conflict("--requeue 2", "--preempt-signal none"),)),
         ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
+        ("--requeue-on 1 train.py", ("--requeue-on 1 does nothing without --requeue N", "--requeue 3 --requeue-on 1")),
+        ("--requeue 2 --requeue-on 1,0 train.py", ("--requeue-on 1,0: expected exit codes from 1 to 255",)),
+        ("--scheduler lsf --code . train.py", ("--code does not work with --scheduler lsf",)),
+        ("--code nowhere train.py", ("--code nowhere: no such folder",)),
+        ("--code . --log-dir logs train.py", ("--log-dir logs does not work with --code", "absolute path")),
         ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
          (conflict("--signal=USR1@9", "--requeue 2"), "--preempt-grace")),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
@@ -210,6 +216,20 @@ def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, lin
 def test_refused(submit, cluster, line, expected):
     assert_refused(submit(line), *expected)
     assert not (cluster.folder / "script").exists(), "it was submitted"
+
+
+def test_a_project_may_have_its_code_copied(run_in_fork, tmp_path):
+    """The folder in its pyproject.toml is relative to that file, and a dry run writes nothing."""
+    folder = tmp_path / "project/exp"
+    write_program(folder, "train.py", "")
+    (folder.parent / "pyproject.toml").write_text('[tool.ddplaunch.submit]\ncode = "."\n')
+    done = run_in_fork("submit", "--dry-run", "train.py", cwd=folder)
+    name = re.findall(r"code: .*/exp/\.ddplaunch/code/(\w+) \(", done.stderr)[0]
+    assert f"  --chdir={folder}/.ddplaunch/code/{name}/exp \\\n" in done.stdout
+    assert "--chdir" not in run_in_fork("submit", "--dry-run", "--code", "none", "train.py", cwd=folder).stdout.replace(
+        "#SBATCH --chdir", ""
+    )
+    assert sorted(os.listdir(folder)) == ["train.py"]
 
 
 def test_nodes_to_leave_out(dry, submit):
