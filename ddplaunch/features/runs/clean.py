@@ -26,7 +26,8 @@ from ddplaunch.system.history_dir import history_dir
 def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
     """Delete the records of all finished runs, or of RUN.
 
-    Without RUN, asks for confirmation unless --older-than or --yes is given. Log folders of --log-dir are kept.
+    Without RUN, asks for confirmation unless --older-than or --yes is given, and removes copies of code that ended jobs
+    of `submit --code` have left. Log folders of --log-dir are kept.
     """
     if run is not None and older_than is not None:
         raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")

@@ -21,7 +21,7 @@ from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.submit.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
-from ddplaunch.features.submit.code_copies import make_copy, plan_copy
+from ddplaunch.features.submit.code_copies import plan_copy, submitted_copy
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
 from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
@@ -157,10 +157,11 @@ def submit_job(
     _check_log_path(job.chdir, "--output", scheduler.log_name(job))
     if job.error:
         _check_log_path(job.chdir, "--error", job.error)
-    if code:
-        job = make_copy(job, code)
-        script = scheduler.render_script(job)
-    return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script), code)
+    if not code:
+        return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script), code)
+    with submitted_copy(job, code) as job:
+        job_id = scheduler.submit_script(job, scheduler.render_script(job))
+    return _follow(scheduler, ctx, target, job, job_id, code)
 
 
 def _follow(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import click
 from msgspec.structs import replace
 
+from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.locate import RunLocator
@@ -51,13 +52,23 @@ def plan_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
     return _with_copy(job, archive, copies.find_copy(_copies_folder(job), archive.version.name) or copy)
 
 
-def make_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
-    """Copy the code, if there is no copy of it, and return the job that runs it. Raises CopyError."""
+@contextmanager
+def submitted_copy(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
+    """Copy the code, if there is no copy of it, and yield the job that runs it; remove the copy if it is rejected.
+
+    Raises CopyError.
+    """
     folder = _copies_folder(job)
+    had_copy = copies.find_copy(folder, archive.version.name) is not None
     made = copies.make_copy(folder, archive.version.sha, archive.version.name, archive.data)
     with suppress(OSError), open(os.path.join(os.path.dirname(folder), ".gitignore"), "x") as file:
         file.write("*\n")
-    return _with_copy(job, archive, made)
+    try:
+        yield _with_copy(job, archive, made)
+    except LaunchError:
+        if not had_copy:
+            copies.remove_copy(made)
+        raise
 
 
 def _copies_folder(job: BatchJob) -> str:

@@ -232,6 +232,20 @@ def test_a_project_may_have_its_code_copied(run_in_fork, tmp_path):
     assert sorted(os.listdir(folder)) == ["train.py"]
 
 
+def test_a_rejected_job_leaves_no_copy_of_its_code(submit, tmp_path):
+    """Unless another job had it before."""
+    write_program(tmp_path, "train.py", "")
+    folder = tmp_path / ".ddplaunch/code"
+    refusal = {"REFUSAL": "sbatch: error: Invalid partition name specified"}
+    assert_refused(submit("--code . train.py", env=refusal), "sbatch rejected the job")
+    assert os.listdir(folder) == []
+    assert submit("--code . train.py").returncode == 0
+    made = sorted(os.listdir(folder))
+    assert len(made) == 2
+    assert_refused(submit("--code . train.py", env=refusal), "sbatch rejected the job")
+    assert sorted(os.listdir(folder)) == made
+
+
 def test_nodes_to_leave_out(dry, submit):
     """``--exclude`` is sbatch's option, not that of ``run``, which is for hosts over SSH."""
     script, lines = dry("--nodes 2 --exclude n[07-08] train.py")
