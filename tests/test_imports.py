@@ -30,6 +30,7 @@ CORE_INTERFACES = {"core.feature", "core.feature_registry", "core.rpc_kind"}
 FEATURE_IMPORTS = {
     "doctor": {"check"},
     "ssh": {"code"},
+    "kubernetes": {"manifest", "submit"},
     "live": {"runs"},
     "manifest": {"submit"},
     "python": {"preload"},

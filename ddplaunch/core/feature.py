@@ -78,6 +78,8 @@ class SchedulerEntry(NamedTuple):
     title: str
     module: str  # in the feature's folder
     kind: str
+    command: str | None = None  # the module there of its own command ``submit``, for a job that is no batch script
+    finds_jobs: bool = False  # whether its class finds jobs that are not on record
 
 
 class NodeSide:

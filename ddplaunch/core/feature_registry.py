@@ -46,7 +46,9 @@ class FeatureRegistry:
     def _add(self, name: str, feature: Feature, package: str) -> None:
         self._features[name], self._packages[name] = feature, package
         for entry in feature.schedulers:
-            register_scheduler(*entry._replace(module=package + entry.module))
+            command = entry.command and package + entry.command
+            module, finds_jobs = package + entry.module, entry.finds_jobs
+            register_scheduler(entry.name, entry.title, module, entry.kind, command, finds_jobs=finds_jobs)
 
     def add_plugin(self, entry: EntryPoint) -> None:
         """Add the feature of an installed package; if that is not possible, leave it out, with a message."""

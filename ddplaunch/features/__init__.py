@@ -24,6 +24,7 @@ FEATURES = (
     "doctor",
     "submit",
     "manifest",
+    "kubernetes",
     "devices",
     "slurm_step",
     "warm",

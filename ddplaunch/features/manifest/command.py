@@ -22,6 +22,7 @@ from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
 
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes' generated names: without vowels no words appear
+SUFFIX_LENGTH = 6  # characters that --unique-name appends: a dash and five of these
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
@@ -63,15 +64,15 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
-    job = _read_pod_job(ctx, target)
+    job = read_pod_job(ctx, target)
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     params = {**ctx.params, "job_name": job.name}
-    sources, notes = {"job-name": "the target", "nodes": "default"}, _notes(job) if dry_run else ()
+    sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job) if dry_run else ()
     batch_command.print_sources(ctx, params, sources, notes, dry_run=dry_run)
     return 0
 
 
-def _notes(job: PodJob) -> Iterator[str]:
+def job_notes(job: PodJob) -> Iterator[str]:
     """Yield what Kubernetes does where a size is missing."""
     if not job.memory and "memory" not in {*job.requests, *job.resources}:
         yield "without --mem the pods reserve no memory: Kubernetes ends such pods first if a machine runs short"
@@ -79,7 +80,7 @@ def _notes(job: PodJob) -> Iterator[str]:
         yield "without --cpus-per-task the pods reserve no CPUs: they get what other pods there leave"
 
 
-def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
+def read_pod_job(ctx: click.Context, target: str) -> PodJob:
     """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
     params = ctx.params
     if params["image"] is None:
@@ -168,7 +169,7 @@ def _ports(ctx: click.Context) -> tuple[int, ...]:
 def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
     params = ctx.params
     name, unique = params["job_name"], params["unique_name"]
-    suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=5))}" if unique else ""
+    suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=SUFFIX_LENGTH - 1))}" if unique else ""
     longest = longest_name(nodes, params["kind"]) - len(suffix)
     if name is None:
         return name_from(target, longest) + suffix

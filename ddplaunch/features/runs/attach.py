@@ -8,13 +8,20 @@ import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.job_argument import RunName
-from ddplaunch.features.runs.job_resolver import find_slurm, job_state, query_state, resolve_job_id
+from ddplaunch.features.runs.job_resolver import (
+    find_slurm,
+    find_unsubmitted_job,
+    job_state,
+    query_state,
+    resolve_job_id,
+)
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job
 from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 
 INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
+INITIAL_LINES = 1000  # of the log of each pod of Kubernetes, likewise
 
 
 @click.command()
@@ -30,15 +37,16 @@ def attach(job: str | None) -> int:
     if known is None:
         if job is None:
             raise UsageError("no submitted job is on record", "ddplaunch attach NUMBER takes any job of Slurm")
-        return _attach_to_slurm_job(job)
+        if (known := find_unsubmitted_job(job)) is None:
+            return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
     scheduler = get_scheduler(known)
     seen = job_state(known, which, scheduler)
     files = (seen.log_path, seen.stderr_path)
-    follower = LogFollower(which, scheduler, files, INITIAL_LOG_BYTES)
+    follower = LogFollower(which, scheduler, files, INITIAL_LOG_BYTES, INITIAL_LINES)
     if seen.code is not None:
         return follower.finish(seen)
-    return follow_job(follower, seen.log_path or known.log, known)
+    return follow_job(follower, seen.log_path or known.log or f"ddplaunch logs {known.number}", known)
 
 
 def _attach_to_slurm_job(word: str) -> int:

@@ -13,7 +13,7 @@ from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_l
 from ddplaunch.cli import locate
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.run_record import RunRecord, RunState
-from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.schedulers import scheduler_registry, submitted_jobs
 from ddplaunch.system.schedulers.scheduler import (
     QUICK_TIMEOUT_S,
     BatchJobState,
@@ -34,7 +34,7 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
     """
     if word is None:
         return None
-    job = submitted_jobs.find_job(word) or _find_slurm_job(word)
+    job = submitted_jobs.find_job(word) or _find_slurm_job(word) or find_unsubmitted_job(word)
     if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
     index = parse_array_index(job, word)
@@ -88,6 +88,15 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
     return replace(found, name=word, log="" if array else state.log_path or "", errors=state.stderr_path, moment=0.0)
 
 
+def find_unsubmitted_job(word: str) -> SubmittedJob | None:
+    """Return a job that another scheduler has by this name, unless a run of this machine may be meant."""
+    if not scheduler_registry.JOB_FINDERS or history_store.has_run(word):
+        return None
+    if any(word in (str(run.pid), run.run_id) for run in locate.list_running()):
+        return None
+    return next(filter(None, (make_scheduler(name).find_job(word) for name in scheduler_registry.JOB_FINDERS)), None)
+
+
 def list_script_jobs() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
     if not _has_slurm():
@@ -122,7 +131,7 @@ def check_scheduler(scheduler: Scheduler, cluster: str | None) -> Scheduler:
     """Return the scheduler. Raises SchedulerNotResponding at once if it has no commands here or is down."""
     if shutil.which(scheduler.query_program) is None:
         what = f"{scheduler.query_program} is not on PATH: this machine has no commands of {scheduler.title}"
-        raise SchedulerNotResponding(what, "run it on a login node")
+        raise SchedulerNotResponding(what, scheduler.missing_hint)
     if why := scheduler.why_unavailable(cluster):
         raise SchedulerNotResponding(why, "no job is affected; try again when it is back")
     return scheduler
@@ -153,7 +162,10 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
     stored = None
     log, errors = job.log_paths(which.index)
     if end := job.get_end(which.index):
-        stored = BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
+        stored = BatchJobState(
+            end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors,
+            last_lines=job.last_lines,
+        )  # fmt: skip
     if stored and not scheduler.can_requeue:
         return stored
     try:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from datetime import time as clock
 from itertools import chain
@@ -169,23 +169,24 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
             return name
         what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
-    files = job.log_paths(which.index)
+    files, scheduler, has_ended = job.log_paths(which.index), get_scheduler(job), False
     if not (files[0] and os.path.exists(files[0])):  # without a query of the scheduler if it exists
-        seen = job_state(job, which)
-        files = seen.log_path, seen.stderr_path
+        seen = job_state(job, which, scheduler)
+        files, has_ended = (seen.log_path, seen.stderr_path), seen.code is not None
         if seen.is_pending and not follow:
             print_line(f"job {which.text} {seen.description}")
-        if seen.code is not None and not os.path.exists(files[0] or ""):
-            raise nothing_kept_error(which, seen)
-    follower = LogFollower(which, get_scheduler(job), files, _last_lines_size(files[0], tail) if tail else None)
+    last_bytes = _last_lines_size(files[0], tail) if tail else None
     ended = job.get_end(which.index) is not None
-    if follow and ended and get_scheduler(job).can_requeue:
+    if follow and ended and scheduler.can_requeue:
         ended = job_state(job, which).code is not None
-    if follow and not ended:
-        follower.run()
-        store_end(job, which, follower.last_seen)
-    else:
-        follower.copy_logs()
+    with closing(LogFollower(which, scheduler, files, last_bytes, tail)) as follower:
+        if has_ended and follower.reads_files and not os.path.exists(files[0] or ""):
+            raise nothing_kept_error(which, seen)
+        if follow and not ended:
+            follower.run()
+            store_end(job, which, follower.last_seen)
+        else:
+            follower.copy_logs()
     return 0
 
 

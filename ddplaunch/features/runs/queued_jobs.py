@@ -107,7 +107,7 @@ def _to_queued_job(job: SubmittedJob, records: Sequence[BatchJobState], now: flo
         return QueuedJob(job, mark_forgotten(job), 1, None)
     seen = records[0]
     if seen.code is not None:
-        submitted_jobs.save_end(job, None, seen.description, seen.code)
+        submitted_jobs.store_end(job, _job_id(job), seen)
     elif seen.ended_unknown and job.gone is None:
         submitted_jobs.save_job(replace(job, gone=now))
     elif seen.ended_unknown and job.gone and now - job.gone > ACCOUNTING_DELAY_S:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line, sanitize_text
 from ddplaunch.base.options import PathType
 from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client
@@ -169,15 +169,19 @@ def _report_of_job(
         click.echo(f"job {which.text} {seen.description}", err=True)
         records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen
+    if (seen.is_pending or (seen.code is not None and not job.log)) and not page:
+        content = {"job": which.text, "state": seen.description, "code": seen.code}
+        text = f"job {which.text} {seen.description}"
+        if seen.last_lines:
+            content |= {"last_lines": seen.last_lines}
+            text += f"; a rank that failed printed last:\n{sanitize_text(seen.last_lines)}"
+        click.echo(json.dumps(content, indent=2) if as_json else text)
+        return 0
     if seen.code is not None and not os.path.exists(seen.log_path or ""):
         raise nothing_kept_error(which, seen)
     if seen.code is not None:
         what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
-    if seen.is_pending and not page:
-        content = {"job": which.text, "state": seen.description, "code": None}
-        click.echo(json.dumps(content, indent=2) if as_json else f"job {which.text} {seen.description}")
-        return 0
     there = require_running(job, which)
     if page:
         where = f"its node {there.host}" if there.host else "its first node"

@@ -97,6 +97,7 @@ class BatchCommand(TargetCommand):
     own_options: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, by heading in the help
     foreign_options: Mapping[str, str] = {}  # options of other commands, and these commands
     refused_options: Mapping[str, str]  # options of run and torchrun, and what to do instead
+    defaults_table: str | None = None  # the table of its defaults in files, if it does not have the command's name
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         """Return every spelling of every own option and of those of ``run``, and whether it takes a value."""
@@ -132,9 +133,8 @@ class BatchCommand(TargetCommand):
                 raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused_options[name])
         typed_values = option_values(line.options, known)
         named = typed_values.get("--config")
-        defaults = read_defaults(
-            self.name or "", flatten_options(self.own_options), current_directory(), os.environ, named
-        )
+        table, own = self.defaults_table or self.name or "", flatten_options(self.own_options)
+        defaults = read_defaults(table, own, current_directory(), os.environ, named)
         _check_gpus(typed_values, defaults)
         ctx.meta[_META_KEY] = ParsedBatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}

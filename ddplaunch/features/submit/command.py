@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise, takewhile
+from typing import Any
+
 import click
 
 from ddplaunch.base.errors import UsageError
@@ -48,6 +53,15 @@ class _SubmitCommand(BatchCommand):
         ("requeue after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Make the context of this command, or of that which a scheduler has instead."""
+        if module := scheduler_registry.SUBMIT_COMMANDS.get(_typed_scheduler(args)):
+            command: click.Command = import_module(module).submit
+            return command.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
     def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
         known, words = self.spellings(ctx), typed.argv
         end = end_of_options(words, known)
@@ -58,6 +72,14 @@ class _SubmitCommand(BatchCommand):
             if word.startswith("--exclusive="):
                 raise UsageError("--exclusive takes no value here", f"pass it on: --sbatch-arg={word}")
         return super().split_argv(ctx, typed)
+
+
+def _typed_scheduler(args: Sequence[str]) -> str:
+    """Return the last value of --scheduler before the arguments of the program; "" if there is none."""
+    words = [*takewhile(lambda word: word != "--", args), ""]
+    values = [after for word, after in pairwise(words) if word == "--scheduler"]
+    values += [word.partition("=")[2] for word in words if word.startswith("--scheduler=")]
+    return values[-1] if values else ""
 
 
 @click.command(
@@ -76,6 +98,8 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     name = ctx.params["scheduler"]
+    if name in scheduler_registry.SUBMIT_COMMANDS:  # its options are others
+        raise UsageError(f"{name} as the scheduler of a configuration file does not work", f"type --scheduler {name}")
     _check_scheduler(ctx, name)
     scheduler = scheduler_registry.make_scheduler(name)
     assert isinstance(scheduler, BatchScheduler)

@@ -12,14 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import BinaryIO
 
 import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.text import format_size
-from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, Scheduler
+from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, LogSource, Scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from ddplaunch.system.schedulers.submitted_jobs import store_end
 
@@ -79,8 +79,25 @@ class _FollowedFile:
         print_line(f"skipped the first {format_size(self.read)} of {self.path}")
 
 
+class _LogFiles(LogSource):
+    """The log of a job, copied to stdout byte for byte, and its stderr file, if it has one, to stderr."""
+
+    def __init__(self, files: tuple[str | None, str | None], last: int | None) -> None:
+        self._log = _FollowedFile(sys.stdout.buffer, files[0], last)
+        self._errors = _FollowedFile(sys.stderr.buffer, files[1], last)
+
+    def update(self, state: BatchJobState) -> None:
+        if not state.is_pending:  # until then the path for an index of an array is not known
+            self._log.set_path(state.log_path)
+            self._errors.set_path(state.stderr_path)
+
+    def copy_new(self) -> None:
+        self._log.copy_new()
+        self._errors.copy_new()
+
+
 class LogFollower:
-    """Follows one job: copies its log to stdout byte for byte, and its stderr file, if it has one, to stderr.
+    """Follows one job: copies its output.
 
     Each change of its state is printed as a line on stderr.
     """
@@ -91,15 +108,23 @@ class LogFollower:
         scheduler: Scheduler,
         files: tuple[str | None, str | None] = (None, None),
         last: int | None = None,
+        lines: int = 0,
     ) -> None:
-        """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes."""
+        """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes.
+
+        Of a job without such files, skip all but the last ``lines`` lines, if that is not 0.
+        """
         self.job, self.scheduler = job, scheduler
         self.last_seen: BatchJobState | None = None
-        self._log = _FollowedFile(sys.stdout.buffer, files[0], last)
-        self._errors = _FollowedFile(sys.stderr.buffer, files[1], last)
+        self._log = scheduler.open_log(job, lines) or _LogFiles(files, last)
         self._reported_state: str | None = None
         self._reported_at = 0.0
         self._answered_at = time.monotonic()
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the output is in files of this machine."""
+        return isinstance(self._log, _LogFiles)
 
     def run(self) -> int:
         """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler no longer knows it.
@@ -114,10 +139,9 @@ class LogFollower:
                 state = self.scheduler.query_one(self.job)
                 if state is not None:
                     self.last_seen = state
-                    if not state.is_pending:  # until then the path for an index of an array is not known
-                        self._set_paths(state)
+                    self._log.update(state)
                     if state.code is not None:
-                        self.copy_logs()  # the rest of the log, before the line on its end
+                        self._log.copy_rest()  # before the line on its end
                 self._report_state(state)
                 if state is not None and state.code is not None:
                     return state.code
@@ -125,24 +149,23 @@ class LogFollower:
                 if self._reported_state != before:
                     interval = MIN_QUERY_INTERVAL_S
                 query_at = time.monotonic() + interval
-            self.copy_logs()
+            self._log.copy_new()
             time.sleep(LOG_POLL_INTERVAL_S)
 
     def finish(self, state: BatchJobState) -> int:
         """Print the log of a job that has ended, and its final state; return its exit code."""
-        self._set_paths(state)
-        self.copy_logs()
+        self._log.update(state)
+        self._log.copy_rest()
         self._report_state(state)
         return state.code or 0
 
-    def _set_paths(self, state: BatchJobState) -> None:
-        self._log.set_path(state.log_path)
-        self._errors.set_path(state.stderr_path)
-
     def copy_logs(self) -> None:
-        """Copy what is new in the log and in the stderr file."""
-        self._log.copy_new()
-        self._errors.copy_new()
+        """Copy what the job has printed until now."""
+        self._log.copy_rest()
+
+    def close(self) -> None:
+        """End what reads the output."""
+        self._log.close()
 
     def _report_state(self, state: BatchJobState | None) -> None:
         now = time.monotonic()
@@ -167,23 +190,24 @@ def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = Non
     Its end is stored in the ``saved`` record, if there is one.
     """
     job = follower.job
-    while True:
-        try:
-            code = follower.run()
-            if saved:
-                store_end(saved, job, follower.last_seen)
-            return code
-        except KeyboardInterrupt:
-            answer = _ask_user(job)
-            code = EXIT_SIGNAL + 2
-        except BrokenPipeError:  # `| head` has read enough
-            answer = "d"
-            code = EXIT_SIGNAL + 13
-        if answer == "c":
-            follower.scheduler.cancel(job)
-        elif answer == "d":
-            print_line(f"job {job.text} keeps running; its log: {log}")
-            return code
+    with closing(follower):
+        while True:
+            try:
+                code = follower.run()
+                if saved:
+                    store_end(saved, job, follower.last_seen)
+                return code
+            except KeyboardInterrupt:
+                answer = _ask_user(job)
+                code = EXIT_SIGNAL + 2
+            except BrokenPipeError:  # `| head` has read enough
+                answer = "d"
+                code = EXIT_SIGNAL + 13
+            if answer == "c":
+                follower.scheduler.cancel(job)
+            elif answer == "d":
+                print_line(f"job {job.text} keeps running; its log: {log}")
+                return code
 
 
 def print_line(line: str) -> None:

@@ -50,6 +50,7 @@ class BatchJobState(Struct, frozen=True):
     host: str | None = None  # of node 0
     log_path: str | None = None  # the file of its output
     stderr_path: str | None = None  # the file of its stderr, if it is not the log
+    last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
 
 
 class JobForgotten(LaunchError):
@@ -60,6 +61,24 @@ class SchedulerNotResponding(LaunchError):
     """The scheduler does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+class LogSource:
+    """Where the output of a job comes from; what is new is copied to stdout, and to stderr what was printed there."""
+
+    def update(self, state: BatchJobState) -> None:
+        """Called with each state of the job."""
+
+    def copy_new(self) -> None:
+        """Copy what was printed since the last call."""
+        raise NotImplementedError
+
+    def copy_rest(self) -> None:
+        """Copy all that was printed until now; of a job that has ended that is the rest."""
+        self.copy_new()
+
+    def close(self) -> None:
+        """End what reads the output."""
 
 
 StatesByJob = Mapping[JobId, Sequence[BatchJobState]]
@@ -80,6 +99,7 @@ class Scheduler:
     can_kill = False  # it can send SIGKILL to the ranks at once
     stderr_prefixes: tuple[str, ...] = ()  # prefixes of its own lines on the stderr of a step
     step_failure_hint: str = ""  # hint where no step could be started
+    missing_hint = "run it on a login node"  # hint for a machine without its programs
 
     def query(self, jobs: Sequence[JobId], seconds: float) -> StatesByJob | None:
         """Query all of these jobs at once; None if there is no answer in time. Unknown jobs are missing."""
@@ -114,6 +134,14 @@ class Scheduler:
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
         """The arguments that name a job to the scheduler's programs."""
         return (job.number,)
+
+    def find_job(self, word: str) -> SubmittedJob | None:
+        """Find a running or pending job of the user that is not on record; None if there is none, or no answer."""
+        return None
+
+    def open_log(self, job: JobId, lines: int) -> LogSource | None:
+        """Return the source of a job's output, if that is not a file; ``lines``: only so many of its last, 0 is all."""
+        return None
 
     def cancel(self, job: JobId) -> None:
         """Cancel a job; the program's output goes to stderr. Raises LaunchError if it failed."""

@@ -11,12 +11,24 @@ if TYPE_CHECKING:
 
 SCHEDULER_TITLES: dict[str, str] = {}
 
+SUBMIT_COMMANDS: dict[str, str] = {}
+"""Schedulers with a command ``submit`` of their own, and its module."""
+
+JOB_FINDERS: list[str] = []
+"""Schedulers that find jobs which are not on record: ``Scheduler.find_job``."""
+
 _CLASSES: dict[str, tuple[str, str]] = {}  # module and class of each; imported on use
 
 
-def register_scheduler(name: str, title: str, module: str, kind: str) -> None:
+def register_scheduler(
+    name: str, title: str, module: str, kind: str, command: str | None = None, *, finds_jobs: bool = False
+) -> None:
     """Make a scheduler known by its ``--scheduler`` name; ``kind`` is its class in ``module``."""
     SCHEDULER_TITLES[name], _CLASSES[name] = title, (module, kind)
+    if command:
+        SUBMIT_COMMANDS[name] = command
+    if finds_jobs and name not in JOB_FINDERS:
+        JOB_FINDERS.append(name)
 
 
 def make_scheduler(name: str) -> Scheduler:

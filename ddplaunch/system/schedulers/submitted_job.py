@@ -38,6 +38,7 @@ class SubmittedJob(Struct, frozen=True):
     ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
     code_copy: str | None = None  # the folder of the copy of the code that it runs
     errors: str | None = None  # the file of its stderr, if it is not the log
+    last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
 
     @property
     def run_prefix(self) -> str:

@@ -6,6 +6,8 @@ scheduler soon forgets it. Without a home directory, nothing is stored.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from msgspec.structs import replace
 
 from ddplaunch.system.record_folder import RecordFolder
@@ -15,8 +17,10 @@ from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
 
 def _file_name(job: SubmittedJob) -> str:
-    where = job.cluster or job.scheduler
-    return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
+    where, number = job.cluster or job.scheduler, job.number.replace("/", "-")
+    if "/" in where:  # the name of a context of Kubernetes may be long, and any text
+        where = f"{job.scheduler}-{crc32(where.encode()):08x}"
+    return f"{number}.json" if where == "slurm" else f"{where}.{number}.json"
 
 
 _RECORDS = RecordFolder("submitted", SubmittedJob, _file_name, lambda job: job.moment)
@@ -24,18 +28,19 @@ _RECORDS = RecordFolder("submitted", SubmittedJob, _file_name, lambda job: job.m
 save_job = _RECORDS.save
 
 
-def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
+def save_end(job: SubmittedJob, index: str | None, words: str, code: int, last_lines: str = "") -> None:
     """Store how the job, or an index of its array, ended."""
     job = _RECORDS.reread(job)  # other indices may have ended since
     if job.get_end(index) == (end := JobEnd(words, code)):
         return
-    save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
+    ended = replace(job, ended=words, code=code, last_lines=last_lines)
+    save_job(replace(job, ends={**job.ends, index: end}) if index else ended)
 
 
 def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
     """Store how the job ended, if ``state`` says that it has."""
     if state and state.code is not None:
-        save_end(job, which.index, state.description, state.code)
+        save_end(job, which.index, state.description, state.code, state.last_lines)
 
 
 def list_jobs() -> list[SubmittedJob]:
@@ -53,7 +58,7 @@ def find_job(word: str) -> SubmittedJob | None:
     array = number if index.partition(".")[0].isdecimal() else None
 
     def has_number(job: SubmittedJob) -> bool:
-        short = job.number.partition(".")[0]
+        short = job.number.rpartition("/")[2].partition(".")[0]
         return word in (job.number, short) or (job.array is not None and short == array)
 
     numbered = filter(has_number, jobs)

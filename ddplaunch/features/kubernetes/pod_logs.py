@@ -1,0 +1,282 @@
+"""The output of a job: the logs of all its pods in one stream, in which each line has its rank already.
+
+A log is read with timestamps. When the connection breaks, it is read again from the last one, which the API server
+takes in whole seconds: ``LineCursor`` drops what was printed before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import subprocess
+import sys
+import threading
+import time
+from calendar import timegm
+from collections.abc import Callable, Iterator, Mapping
+from queue import Empty, Queue
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from ddplaunch.base.errors import LaunchError
+from ddplaunch.features.kubernetes.kubectl import PROGRAM, Place, parse_error
+from ddplaunch.features.kubernetes.objects import PODS, Pod
+from ddplaunch.system.schedulers.log_follower import print_line
+from ddplaunch.system.schedulers.scheduler import BatchJobState, LogSource
+
+RETRY_INTERVAL_S = 1.0  # between attempts to read a log
+REST_TIMEOUT_S = 90.0  # for the rest of all logs after the job's end
+MAX_LINES = 10_000  # read and not yet printed
+MAX_STREAMS = 64  # pods that are followed at a time: each is a process here
+
+
+class LogLine(NamedTuple):
+    """A line of a pod's log, with its moment in nanoseconds."""
+
+    moment: int
+    text: bytes  # with its line end
+
+
+class LineCursor:
+    """The place in a pod's log up to which it was read: drops the lines before it when the log is read again.
+
+    Lines may share a moment, so those of the last one are counted.
+    """
+
+    def __init__(self) -> None:
+        self.since: str | None = None  # the last timestamp
+        self._moment, self._count = -1, 0  # of the last line; how many lines of that moment were read
+        self._skipped = 0  # of those, since the log is read again
+
+    def reread(self) -> None:
+        """The log is read again, from ``since`` or from its beginning."""
+        self._skipped = 0
+
+    def accept(self, raw: bytes) -> LogLine | None:
+        """Parse a line; None if it was read before."""
+        stamp, _, text = raw.partition(b" ")
+        moment = parse_moment(stamp.decode(errors="replace"))
+        if moment is None:  # a message of the kubelet, or the rest of a line that was split
+            return LogLine(max(0, self._moment), raw)
+        if moment < self._moment:
+            return None
+        if moment == self._moment:
+            if self._skipped < self._count:
+                self._skipped += 1
+                return None
+            self._count += 1
+            self._skipped = self._count
+        else:
+            self._moment, self._count, self._skipped = moment, 1, 1
+            self.since = stamp.decode()
+        return LogLine(moment, text)
+
+
+def parse_moment(text: str) -> int | None:
+    """Return the nanoseconds since the epoch of "2026-11-29T12:00:00.5Z"; None if it is something else."""
+    found = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))", text)
+    if not found:
+        return None
+    offset_s = (int(found[9]) * 60 + int(found[10])) * 60 * (-1 if found[8] == "-" else 1) if found[8] else 0
+    seconds = timegm(tuple(int(found[number]) for number in range(1, 7))) - offset_s
+    return seconds * 1_000_000_000 + int((found[7] or "0").ljust(9, "0"))
+
+
+class _PodStream(threading.Thread):
+    """Follows the log of one container of a pod, and puts its lines into a queue; None at its end."""
+
+    def __init__(self, place: Place, pod: Pod, lines: int, queue: Queue[tuple[_PodStream, LogLine | None]]) -> None:
+        super().__init__(daemon=True, name=f"log of {pod.name}")
+        self.pod, self._place, self._lines, self._queue = pod.name, place, lines, queue
+        self._container, self._can_restart = pod.container.name, pod.spec.restart_policy != "Never"
+        self._cursor = LineCursor()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._changed = threading.Condition()
+        self._is_closed = self._has_ended = False
+        self._containers_since = 0  # containers of the pod after this one
+        self._updates = 0  # how often the pod was seen
+
+    def update(self, *, has_ended: bool, containers_since: int) -> None:
+        """Called each time that the pod was seen, or is known to be gone."""
+        with self._changed:
+            self._has_ended = self._has_ended or has_ended
+            self._containers_since = containers_since
+            self._updates += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the stream."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._process:
+            self._process.kill()
+
+    def run(self) -> None:
+        while not self._is_closed:
+            is_last = self._has_ended  # before it is read
+            is_complete = self._containers_since > 1 or self._read(follow=not is_last)
+            if is_last and is_complete:
+                break
+            self._wait_for_retry(is_last)
+        self._queue.put((self, None))
+
+    def _wait_for_retry(self, is_last: bool) -> None:
+        """Wait a moment; where the container may have been restarted, whose log would be read, until that is known."""
+        seen = self._updates + (2 if self._can_restart else 1 << 62)  # the next answer may be an older one
+        timeout_s = None if self._can_restart and not is_last else RETRY_INTERVAL_S
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or self._updates >= seen or self._has_ended > is_last, timeout_s
+            )
+
+    def _read(self, *, follow: bool) -> bool:
+        """Read the log on from the last line; return whether that is all there will be, if the container has ended."""
+        cursor = self._cursor
+        cursor.reread()
+        lines = self._lines if cursor.since is None else 0
+        previous, since = self._containers_since == 1, cursor.since
+        query = log_query(self._container, follow=follow, previous=previous, since=since, lines=lines)
+        self._process = process = start_log(self._place, self.pod, query)
+        if self._is_closed:
+            process.kill()
+        assert process.stdout
+        assert process.stderr
+        rest = b""
+        for raw in process.stdout:
+            if not raw.endswith(b"\n"):
+                rest = raw  # the connection broke, or that is the last line
+            elif line := cursor.accept(raw):
+                self._queue.put((self, line))
+        error = parse_error(process.stderr.read().decode(errors="replace"))
+        if process.wait():
+            return error.reason == "NotFound"
+        if rest and not follow and (line := cursor.accept(rest)):
+            self._queue.put((self, line))
+        return True
+
+
+def log_query(
+    container: str, *, follow: bool = False, previous: bool = False, since: str | None = None, lines: int = 0
+) -> dict[str, str]:
+    """Return the query of a log; ``previous``: of the container before; ``lines``: only so many of its last ones."""
+    query = {"container": container, "timestamps": "true"}
+    query |= {"follow": "true"} if follow else {}
+    query |= {"previous": "true"} if previous else {}
+    query |= {"sinceTime": since} if since else {}
+    return query | ({"tailLines": str(lines)} if lines else {})
+
+
+def start_log(place: Place, pod: str, query: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start to read the log of a pod."""
+    words = [PROGRAM, "get", *place.words, "--raw", f"{PODS.path(place, pod)}/log?{urlencode(query)}"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+class PodLogs(LogSource):
+    """The logs of all pods of a job."""
+
+    def __init__(self, place: Place, job: str, find_pods: Callable[[], list[Pod]], lines: int) -> None:
+        """``find_pods``: returns all pods of the job as last seen; ``lines``: the last lines of each pod, 0 for all."""
+        self._place, self._job, self._find_pods, self._lines = place, job, find_pods, lines
+        self._streams: dict[tuple[str, int], _PodStream] = {}  # by pod, and restarts of its container
+        self._finished: set[_PodStream] = set()
+        self._queue: Queue[tuple[_PodStream, LogLine | None]] = Queue(MAX_LINES)
+        self._is_followed = False
+        self._has_noted = False
+
+    def update(self, state: BatchJobState) -> None:
+        """Let the streams know what became of their pods."""
+        pods = {pod.name: pod for pod in self._find_pods()}
+        for (name, restarts), stream in self._streams.items():
+            pod = pods.get(name)  # None: it was deleted
+            since = pod.container_status.restart_count - restarts if pod else 0
+            stream.update(has_ended=pod is None or since > 0 or pod.has_ended, containers_since=since)
+
+    def copy_new(self) -> None:
+        """Follow pods that have started since, and print the lines that have come."""
+        self._is_followed = True
+        self._look_for_pods()
+        while True:
+            try:
+                stream, line = self._queue.get_nowait()
+            except Empty:
+                break
+            self._take(stream, line)
+        sys.stdout.buffer.flush()
+
+    def copy_rest(self) -> None:
+        """Print the lines of all pods until now: in their order, or those that were not printed while followed."""
+        if not self._is_followed:
+            self._print_all()
+            return
+        self.copy_new()
+        for stream in self._streams.values():  # the job has ended
+            stream.update(has_ended=True, containers_since=0)
+        until = time.monotonic() + REST_TIMEOUT_S
+        while len(self._finished) < len(self._streams):
+            try:
+                self._take(*self._queue.get(timeout=max(0.0, until - time.monotonic())))
+            except Empty:
+                missing = [each.pod for each in self._streams.values() if each not in self._finished]
+                print_line(f"the end of the log is missing of {', '.join(missing)}")
+                break
+        sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+    def _take(self, stream: _PodStream, line: LogLine | None) -> None:
+        if line is None:
+            self._finished.add(stream)
+        else:
+            sys.stdout.buffer.write(line.text)
+
+    def _look_for_pods(self) -> None:
+        pods = self._find_pods()
+        for pod in pods:
+            status = pod.container_status
+            key = (pod.name, status.restart_count)
+            has_started = status.state.running is not None or status.state.terminated is not None
+            if key not in self._streams and has_started:
+                if len(self._streams) - len(self._finished) >= MAX_STREAMS:
+                    self._note_limit(len(pods))
+                    continue
+                self._streams[key] = _PodStream(self._place, pod, self._lines, self._queue)
+                self._streams[key].start()
+
+    def _note_limit(self, count: int) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            print_line(f"following {MAX_STREAMS} of {count} pods; ddplaunch logs {self._job} prints all later")
+
+    def _print_all(self) -> None:
+        """Print the logs of all pods, merged by their timestamps."""
+        all_pods = self._find_pods()
+        pods = [pod for pod in all_pods if pod.is_running or pod.terminated]
+        failures: list[str] = []
+        logs = [self._stored_lines(pod, failures) for pod in pods]
+        for line in heapq.merge(*logs, key=lambda line: line.moment):
+            sys.stdout.buffer.write(line.text)
+        sys.stdout.buffer.flush()
+        if failures or not all_pods:
+            why = failures[0] if failures else "it has no pods, or no longer"
+            raise LaunchError(f"no log of job {self._job}: {why}", f"ddplaunch report {self._job} shows its result")
+
+    def _stored_lines(self, pod: Pod, failures: list[str]) -> Iterator[LogLine]:
+        process = start_log(self._place, pod.name, log_query(pod.container.name, lines=self._lines))
+        cursor = LineCursor()
+        assert process.stdout
+        assert process.stderr
+        try:
+            for raw in process.stdout:
+                if line := cursor.accept(raw):
+                    yield line
+            error = parse_error(process.stderr.read().decode(errors="replace"))
+            if process.wait():
+                failures.append(f"{pod.name}: {error.message}")
+        finally:
+            process.kill()
+            process.wait()

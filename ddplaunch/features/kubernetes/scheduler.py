@@ -1,0 +1,231 @@
+"""Kubernetes as a scheduler: the state of jobs, their end, and commands in their pods.
+
+A job's number is its name, with its kind where that is not Job: ``jobset/wine``. Its cluster is context and namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError
+from ddplaunch.cli import launcher_command
+from ddplaunch.features.kubernetes import kubectl, objects
+from ddplaunch.features.kubernetes.job_state import current_pods, describe_job, waiting_pod, why_queued
+from ddplaunch.features.kubernetes.kubectl import Call, CallFailed, Collection, Place, get
+from ddplaunch.features.kubernetes.objects import EVENTS, JOBS, PODS, WORKLOADS, Job, Pod
+from ddplaunch.features.kubernetes.pod_logs import PodLogs
+from ddplaunch.features.manifest.pod_job import JOB, NAME, NODE
+from ddplaunch.system.schedulers.scheduler import (
+    QUERY_TIMEOUT_S,
+    BatchJobState,
+    Deadline,
+    JobId,
+    LogSource,
+    Scheduler,
+    ended_state,
+)
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+FIND_TIMEOUT_S = 3.0  # for a job that is not on record: the word may be anything
+MANAGED = "app.kubernetes.io/managed-by"  # a label of all that ddplaunch creates
+
+
+def split_number(number: str) -> tuple[str, str]:
+    """Return kind and name of a job: "wine" is a Job, "jobset/wine" a JobSet."""
+    kind, slash, name = number.rpartition("/")
+    return (kind, name) if slash else (JOB, number)
+
+
+def job_number(kind: str, name: str) -> str:
+    """Return the number of a job of this kind."""
+    return name if kind == JOB else f"{kind}/{name}"
+
+
+class Kubernetes(Scheduler):
+    """Kubernetes, by kubectl; it queries many jobs at once with two requests for each namespace and kind."""
+
+    title, submit_program, query_program, cancel_program = "Kubernetes", *[kubectl.PROGRAM] * 3
+    history_hint = "it was deleted: by --ttl, or by someone"
+    missing_hint = "install kubectl: kubernetes.io/docs/tasks/tools"
+    ping_command = "kubectl cluster-info"
+    allows_overlapping_steps = True
+    stderr_prefixes = ("command terminated with exit code", "error: ", "Error from server", "Unable to connect")
+    step_failure_hint = "kubectl auth can-i create pods/exec shows whether you may run commands in pods"
+
+    def __init__(self) -> None:
+        self._alive: set[JobId] = set()  # jobs that were seen before their end: if they are gone, they were deleted
+        self._pods: dict[JobId, list[Pod]] = {}  # as last seen
+
+    def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
+        groups: dict[tuple[Place, str], list[JobId]] = {}
+        for job in jobs:
+            groups.setdefault((Place.parse(job.cluster), split_number(job.number)[0]), []).append(job)
+        calls = [(place, kind, of, _list_objects(place, kind, of)) for (place, kind), of in groups.items()]
+        for place, kind, of, (job_call, pod_call) in calls:
+            try:
+                found = {job.metadata.name: job for job in _decode_jobs(job_call.result(deadline.left), of)}
+                pods = objects.decode_pods(pod_call.result(deadline.left))
+            except CallFailed as error:
+                pod_call.close()
+                if error.error.reason == "NotFound" and len(of) == 1:
+                    yield from self._gone(of[0])
+                    continue
+                yield from (_unknown(job, place, error) for job in of)
+                continue
+            except msgspec.DecodeError as error:
+                yield from (_unknown(job, place, error) for job in of)
+                continue
+            of_name: dict[str, list[Pod]] = {}
+            for pod in pods:
+                of_name.setdefault((pod.metadata.labels or {}).get(objects.POD_LABELS[kind], ""), []).append(pod)
+            for job in of:
+                name = split_number(job.number)[1]
+                if name in found:
+                    yield self._describe(job, found[name], _nodes(of_name.get(name, ())))
+                else:
+                    yield from self._gone(job)
+
+    def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
+        """Query one job, and if it waits the events that say why."""
+        place, (kind, name), deadline = Place.parse(job.cluster), split_number(job.number), Deadline(seconds)
+        job_call, pod_call = _list_objects(place, kind, [job])
+        try:
+            found = objects.decode_job(job_call.result(deadline.left))
+            pods = _nodes(objects.decode_pods(pod_call.result(deadline.left)))
+        except CallFailed as error:
+            pod_call.close()
+            if error.error.reason == "NotFound":
+                if gone := next(self._gone(job), None):
+                    return gone
+                raise self.forgotten_error(job) from None
+            if error.error.is_from_server:
+                what = f"cannot see job {job.text} in namespace {place.namespace}: {error.message}"
+                raise LaunchError(
+                    what, f"kubectl auth can-i get {JOBS[kind].plural},pods shows what you may do"
+                ) from None
+            return None
+        except msgspec.DecodeError:
+            return None
+        state = self._describe(job, found, pods)
+        if not state.is_pending:
+            return state
+        ask = partial(_try_get, place, deadline)
+        if found.spec.is_suspended:
+            data = ask(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={found.metadata.uid}")
+            return self._describe(job, found, pods, queued=why_queued(objects.decode_workloads(data)) if data else "")
+        waits = waiting_pod(pods)
+        if not pods or waits:
+            of = waits.name if waits else name if kind in (JOB, "pytorchjob") else f"{name}-{NODE}-0"
+            data = ask(EVENTS, fieldSelector=f"involvedObject.name={of}")
+            return self._describe(job, found, pods, objects.decode_events(data) if data else ())
+        return state
+
+    def _describe(
+        self, job: JobId, found: Job, pods: list[Pod], events: Sequence[objects.Event] = (), queued: str = ""
+    ) -> BatchJobState:
+        self._pods[job] = pods
+        state = describe_job(found, pods, events, queued)
+        if state.code is None:
+            self._alive.add(job)
+        return replace(state, job=job, number=job.number)
+
+    def _gone(self, job: JobId) -> Iterator[BatchJobState]:
+        """Yield the end of a job that was deleted while it was watched; nothing for one that is not known."""
+        self._pods[job] = []
+        if job in self._alive:
+            yield replace(ended_state(EXIT_SIGNAL + 15, "was deleted"), job=job, number=job.number)
+
+    def find_pods(self, job: JobId) -> list[Pod]:
+        """Return all pods of a job as last seen, the earliest first."""
+        if job not in self._pods:
+            with suppress(LaunchError):  # it was deleted
+                self.query_one(job)
+        return self._pods.get(job, [])
+
+    def open_log(self, job: JobId, lines: int) -> LogSource:
+        return PodLogs(Place.parse(job.cluster), job.text, lambda: self.find_pods(job), lines)
+
+    def find_job(self, word: str) -> SubmittedJob | None:
+        """Find a job of the current context by its name, or as KIND/NAME, as one that was applied by hand."""
+        kind, name = split_number(word)
+        if kind not in JOBS or not NAME.fullmatch(name):
+            return None
+        deadline = Deadline(FIND_TIMEOUT_S)
+        try:
+            place = kubectl.current_place(None, os.environ, deadline.left)
+            get(place, JOBS[kind].path(place, name)).result(deadline.left)
+        except (OSError, LaunchError, msgspec.DecodeError):
+            return None
+        return SubmittedJob(
+            number=word, cluster=str(place), name=name, target="", nodes=1, array=None, cwd="", log="", run_id="",
+            python="python", image=None, moment=time.time(), scheduler="kubernetes",
+        )  # fmt: skip
+
+    def cancel(self, job: JobId) -> None:
+        """Delete a job, and with it all that it owns; its pods get SIGTERM and their grace."""
+        place, (kind, name) = Place.parse(job.cluster), split_number(job.number)
+        path = JOBS[kind].path(place, name, propagationPolicy="Foreground")
+        try:
+            Call(place, "delete", "--raw", path).result(QUERY_TIMEOUT_S)
+        except CallFailed as error:
+            if not error.error.is_from_server:
+                raise kubectl.unreachable_error(place, error.message) from None
+            raise LaunchError(f"kubectl did not delete job {job.text}: {error.message}") from None
+        except OSError as error:
+            raise LaunchError(f"kubectl did not delete job {job.text}: {error.strerror}") from None
+        self._alive.add(job)
+
+    def step_command(
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """Return a command of kubectl that runs ``ddplaunch WORDS`` in a pod: that of node 0, or ``state.host``."""
+        which = JobId(job.number, job.cluster)
+        pods = current_pods(self.find_pods(which))
+        pod = next((pod for pod in pods if pod.name == state.host), None) or next(iter(pods), None)
+        if pod is None:
+            raise UsageError(f"job {job.number} has no pods", f"ddplaunch attach {job.number} waits for them")
+        argv = [*launcher_command("python"), *filter(None, words)]
+        return kubectl.exec_words(Place.parse(job.cluster), pod.name, pod.container.name, argv), os.environ
+
+
+def _list_objects(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:
+    """Begin to read jobs of one kind, and their pods: one by its name, several by ddplaunch's label."""
+    collection: Collection = JOBS[kind]
+    if len(jobs) == 1:
+        name = split_number(jobs[0].number)[1]
+        pods = PODS.path(place, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
+        return get(place, collection.path(place, name)), get(place, pods)
+    selector = f"{MANAGED}=ddplaunch"
+    return get(place, collection.path(place, labelSelector=selector)), get(
+        place, PODS.path(place, labelSelector=selector)
+    )
+
+
+def _decode_jobs(data: bytes, jobs: Sequence[JobId]) -> list[Job]:
+    return [objects.decode_job(data)] if len(jobs) == 1 else objects.decode_jobs(data)
+
+
+def _nodes(pods: Sequence[Pod]) -> list[Pod]:
+    """Return the pods in which ddplaunch runs; a runtime of Kubeflow may have others, which get the data first."""
+    return [pod for pod in pods if (pod.metadata.labels or {}).get(objects.REPLICATED_JOB, NODE) == NODE]
+
+
+def _unknown(job: JobId, place: Place, error: Exception) -> BatchJobState:
+    """The state of a job whose API server did not answer."""
+    where = f"context {place.context}" if place.context else "Kubernetes"
+    return BatchJobState(f"is unknown: {where} does not answer: {error}", job=job, number=job.number)
+
+
+def _try_get(place: Place, deadline: Deadline, collection: Collection, **query: str) -> bytes | None:
+    """Read a list that only explains something: None if that is not possible, or not allowed."""
+    try:
+        return get(place, collection.path(place, **query)).result(deadline.left)
+    except (CallFailed, OSError):
+        return None
