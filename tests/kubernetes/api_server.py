@@ -7,7 +7,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
+import yaml
 
 from tests.conftest import free_port
 from tests.kubernetes import spdy
@@ -114,6 +114,14 @@ class ApiServer:
             found = [each for path, each in self.objects.items() if "/pods/" in path]
         return [each for each in found if each["metadata"]["name"].startswith(job)]
 
+    def apply(self, manifest: str) -> None:
+        """Create the objects of a manifest, as ``kubectl apply`` does."""
+        for each in yaml.safe_load_all(manifest):
+            root = "/api" if each["apiVersion"] == "v1" else "/apis"
+            path = f"{root}/{each['apiVersion']}/namespaces/default/{each['kind'].lower()}s"
+            with self._lock:
+                self.create(path, "default", path.rpartition("/")[2], each)
+
     def evict(self, pod: Object) -> None:
         """Take a pod's machine away: it gets SIGTERM, and a condition that says why it has ended."""
         condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
@@ -190,7 +198,7 @@ class ApiServer:
             why = f"Container ddplaunch for pod {pod['metadata']['name']} failed with exit code {code} matching …"
             self._end_job(job, "Failed", "PodFailurePolicy", why)
         elif all(each["status"]["phase"] == "Succeeded" for each in self._current_pods(job)):
-            types = {"jobs": "Complete", "JobSet": "Completed", "PyTorchJob": "Succeeded"}
+            types = {"JobSet": "Completed", "PyTorchJob": "Succeeded"}
             self._end_job(job, types.get(job["kind"], "Complete"), "CompletionsReached", "Reached expected number")
 
     def _restart(self, job: Object, name: str, template: Object) -> None:
@@ -389,6 +397,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _seconds(text: str) -> int:
     """The API server passes whole seconds on to the kubelet."""
     return int(time.mktime(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) - time.timezone)
-
-
-Starter = Callable[..., object]

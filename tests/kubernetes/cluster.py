@@ -47,8 +47,8 @@ class User:
         assert done.returncode == 0, done.stderr
         return done.stdout.partition(":")[0].removeprefix("job ")
 
-    def start(self, *words: str) -> BackgroundJob:
-        """Start a command with short intervals between its queries."""
+    def start(self, *words: str, input: str | None = None) -> BackgroundJob:
+        """Start a command with short intervals between its queries; ``input``: what it reads from a file."""
         launcher = write_launcher(
             self.folder,
             """
@@ -61,7 +61,11 @@ class User:
             log_follower.MAX_QUERY_INTERVAL_S = 0.5
             """,
         )
-        self._started.append(BackgroundJob(self.folder, words, self.env, executable=launcher))
+        stdin = subprocess.DEVNULL
+        if input is not None:
+            (self.folder / "input").write_text(input)
+            stdin = os.open(self.folder / "input", os.O_RDONLY)
+        self._started.append(BackgroundJob(self.folder, words, self.env, executable=launcher, stdin=stdin))
         return self._started[-1]
 
     def state(self, number: str) -> str:

@@ -70,7 +70,8 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
         if OVER_SSH_VARIABLE in environ:
             return _run_on_host(host, words, f"rank {rank} on {host}")
         if number := environ.get("SLURM_JOB_ID"):
-            where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
+            stdin = "--pty" if os.isatty(0) else "--input=all"
+            where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", stdin]
             return _exec_command(["srun", "--overlap", *where, *launcher_command(sys.executable), *words])
     return DebugClient(job.path, rank).run()
 
@@ -123,17 +124,12 @@ def _run_on_host(host: str, words: list[str], needed_by: str) -> int:
 
 def _run_in_job_step(batch_job: RunningBatchJob, words: list[str]) -> int:
     scheduler, state = get_scheduler(batch_job.job), batch_job.state
-    command, env = scheduler.step_command(batch_job.job, state, words, everywhere=False)
-    if command[0] != "srun":
-        what = f"{scheduler.title} cannot give a terminal on the nodes of job {state.number}"
-        raise UsageError(what, f"log in to {state.host or 'its first node'} and type: ddplaunch debug")
-    return _exec_command(command, env)
+    return _exec_command(*scheduler.interactive_command(batch_job.job, state, words, terminal=os.isatty(0)))
 
 
 def _exec_command(command: list[str], env: Mapping[str, str] = os.environ) -> int:
-    """Replace this process by a command on another node that uses this terminal; input goes through SSH or Slurm."""
-    option = "--pty" if os.isatty(0) else "--input=all"
+    """Replace this process by a command on another node that uses this terminal."""
     try:
-        os.execvpe(command[0], [option if word == "--input=none" else word for word in command], env)
+        os.execvpe(command[0], command, env)
     except OSError as error:
         raise StepNotStarted(f"cannot run {command[0]}: {error.strerror}", "it must be on PATH") from None

@@ -49,8 +49,8 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
     if zero.is_running:
         words = f"is running{again}"
         if waiting:
-            verb = "pod waits" if len(waiting) == 1 else "pods wait"
-            words += f", but {len(waiting)} of {len(current)} {verb}: {why_waiting(waiting[0], events)}"
+            verb = "waits" if len(waiting) == 1 else "wait"
+            words += f", but {len(waiting)} of {len(current)} pods {_join(verb, why_waiting(waiting[0], events))}"
         return BatchJobState(words, is_running=True, state="running", host=zero.name)
     if waiting:
         return _pending(why_waiting(waiting[0], events), "was restarted, and waits" if again else "waits")
@@ -123,8 +123,12 @@ def _message(pod: Pod) -> str:
 
 
 def _pending(why: str, words: str = "waits") -> BatchJobState:
-    joined = f"{words} {why}" if why.startswith(("for ", "to ", "in ")) else f"{words}: {why}"
-    return BatchJobState(joined, is_pending=True, state="pending")
+    return BatchJobState(_join(words, why), is_pending=True, state="pending")
+
+
+def _join(words: str, why: str) -> str:
+    """Return "waits for its pods", or "waits: cannot pull image X"."""
+    return f"{words} {why}" if why.startswith(("for ", "to ", "in ")) else f"{words}: {why}"
 
 
 def _why_suspended(job: Job, queued: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from msgspec import Struct
@@ -160,8 +160,3 @@ def unreachable_error(place: Place, what: str) -> SchedulerNotResponding:
     return SchedulerNotResponding(
         f"the API server of {where} does not answer: {what}", "kubectl cluster-info shows whether it is up"
     )
-
-
-def exec_words(place: Place, pod: str, container: str, words: Sequence[str]) -> list[str]:
-    """Return the command that runs ``words`` in a container."""
-    return [PROGRAM, "exec", *place.words, pod, "--container", container, "--", *words]

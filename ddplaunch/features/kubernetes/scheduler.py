@@ -6,6 +6,7 @@ A job's number is its name, with its kind where that is not Job: ``jobset/wine``
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -185,14 +186,43 @@ class Kubernetes(Scheduler):
     def step_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return a command of kubectl that runs ``ddplaunch WORDS`` in a pod: that of node 0, or ``state.host``."""
-        which = JobId(job.number, job.cluster)
-        pods = current_pods(self.find_pods(which))
-        pod = next((pod for pod in pods if pod.name == state.host), None) or next(iter(pods), None)
-        if pod is None:
-            raise UsageError(f"job {job.number} has no pods", f"ddplaunch attach {job.number} waits for them")
-        argv = [*launcher_command("python"), *filter(None, words)]
-        return kubectl.exec_words(Place.parse(job.cluster), pod.name, pod.container.name, argv), os.environ
+        """Return a command of kubectl that runs ``ddplaunch WORDS`` in a pod, or a shell that does so in all pods."""
+        pods, zero = self._running_pods(job, state)
+        if not everywhere:
+            return _exec_words(job, state, zero, words), os.environ
+        each = " & ".join(shlex.join(_exec_words(job, state, pod, words)) for pod in pods)
+        ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
+        return ["/bin/bash", "-c", f"{each} & {ends}"], os.environ
+
+    def interactive_command(
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
+    ) -> tuple[list[str], Mapping[str, str]]:
+        _, pod = self._running_pods(job, state)
+        options = ("--stdin", "--tty") if terminal else ("--stdin",)
+        return _exec_words(job, state, pod, words, *options), os.environ
+
+    def _running_pods(self, job: SubmittedJob, state: BatchJobState) -> tuple[list[Pod], Pod]:
+        """Return the pods that run, and that of ``state.host``, else of node 0. Raises UsageError if none runs."""
+        pods = [pod for pod in current_pods(self.find_pods(JobId(job.number, job.cluster))) if pod.is_running]
+        if not pods:
+            raise UsageError(f"job {job.number}: no pod runs", f"ddplaunch attach {job.number} waits for them")
+        # Of the pod wine-0-x7k2p the host name is wine-0.
+        of_host = (pod for pod in pods if state.host and state.host in (pod.name, pod.name.rpartition("-")[0]))
+        return pods, next(of_host, pods[0])
+
+    def copy_hint(self, state: BatchJobState) -> str:
+        place = Place.parse(state.job.cluster if state.job else None)
+        return f"{shlex.join([kubectl.PROGRAM, 'cp', *place.words])} {state.host}:FILE FILE"
+
+
+def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequence[str], *options: str) -> list[str]:
+    """Return the command that runs ``ddplaunch WORDS`` in a pod.
+
+    A job that was not submitted here has a run with a name of its own, the only one in the pod.
+    """
+    named = words if job.run_id else [word for word in words if word != f"{state.number}."]
+    place, argv = Place.parse(job.cluster), [*launcher_command("python"), *named]
+    return [kubectl.PROGRAM, "exec", *place.words, *options, pod.name, "--container", pod.container.name, "--", *argv]
 
 
 def _list_objects(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:

@@ -30,9 +30,11 @@ from ddplaunch.features.profile.torch_trace import Event
 from ddplaunch.observe.diagnosis.rank_position import format_location
 from ddplaunch.system.plan.numbers import parse_cpulist
 from ddplaunch.system.processes import py_spy
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 
 MAX_LINES = 10
 TORCH_PROFILE_S = 5  # the longest with torch's profiler, which writes some megabytes each second
+TMP = "/tmp"  # where the files are written on nodes that do not have this machine's folders
 MIN_SHARE = 0.005  # of all time, from which on a line is shown
 JOB_ENDED_NOTE = "the job ended meanwhile"
 REPLY_MARGIN_S = 20.0  # for the job's replies, beyond the time of the profile
@@ -67,9 +69,14 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
     if batch_job := find_batch_job(run, "profile"):
-        words = ["--seconds", f"{seconds:g}", "--output", os.path.normpath(os.path.join(current_folder(), output))]
+        copy_hint = get_scheduler(batch_job.job).copy_hint(batch_job.state)
+        folder = TMP if copy_hint else os.path.normpath(os.path.join(current_folder(), output))
+        words = ["--seconds", f"{seconds:g}", "--output", folder]
         words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
-        return batch_job.run_command("profile", words)
+        code = batch_job.run_command("profile", words)
+        if copy_hint and not code:
+            click.echo(f"to copy a file from there: {copy_hint}", err=True)
+        return code
     tool = py_spy.find_py_spy("--py-spy") if spied else ""
     job = find_running(run)
     pids = _find_pids(job.path, spied) if spied else {}

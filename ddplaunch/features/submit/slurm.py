@@ -234,6 +234,13 @@ class Slurm(BatchScheduler):
         options = ["--overlap", f"--jobid={state.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
         return ["srun", *cluster, *options, *launcher_command(job.python), *words], self.environment("")
 
+    def interactive_command(
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
+    ) -> tuple[list[str], Mapping[str, str]]:
+        command, env = self.step_command(job, state, words, everywhere=False)
+        option = "--pty" if terminal else "--input=all"
+        return [option if word == "--input=none" else word for word in command], env
+
 
 def _query_sacct(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
     """Yield how jobs of one cluster ended, by sacct; nothing if the site has no accounting."""

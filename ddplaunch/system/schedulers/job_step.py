@@ -16,8 +16,9 @@ from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _COMMAND_EXIT_WORDS = (
     "Exited with exit code", "error: Terminating", "Terminated", "forcing job termination", "got SIG",
+    "command terminated with exit code",
 )  # fmt: skip
-"""srun's messages where the command itself failed or was terminated: these are not shown."""
+"""Messages of srun and kubectl where the command itself failed or was terminated: these are not shown."""
 
 
 class StepNotStarted(LaunchError):

@@ -168,6 +168,21 @@ class Scheduler:
         what = f"{words[0]} cannot reach the nodes of job {state.number}: {why}"
         raise UsageError(what, f"log in to one of them with SSH and run there: ddplaunch {words[0]}")
 
+    def interactive_command(
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """As ``step_command``, on ``state.host`` and with the stdin of this process, a ``terminal`` or not.
+
+        Raises UsageError if the scheduler cannot do that.
+        """
+        self.step_command(job, state, words, everywhere=False)
+        what = f"{self.title} cannot give a terminal on the nodes of job {state.number}"
+        raise UsageError(what, f"log in to {state.host or 'its first node'} and type: ddplaunch {words[0]}")
+
+    def copy_hint(self, state: BatchJobState) -> str | None:
+        """Return how to get a file of node 0, where the nodes do not have this machine's folders; else None."""
+        return None
+
 
 def ended_state(code: int, how: str) -> BatchJobState:
     """The state of a job that has ended; ``code`` is the exit code that ddplaunch returns for it."""

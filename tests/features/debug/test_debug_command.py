@@ -14,7 +14,7 @@ from ddplaunch.cli import launcher_command
 from ddplaunch.cli.locate import RunningBatchJob
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.debug import command, debug_server
-from ddplaunch.system.schedulers.scheduler import BatchJobState
+from ddplaunch.system.schedulers.scheduler import BatchJobState, Scheduler
 
 STACKS = {"n1": "not JSON", "n2": "{}", "ada@n2": json.dumps({"ranks": [{"rank": 3, "host": "n2.cluster"}]})}
 FOUND = SimpleNamespace(by_number={3: SimpleNamespace(host="n2"), 5: SimpleNamespace(host=command.host_name())})
@@ -57,8 +57,13 @@ def test_where_a_rank_is_debugged(monkeypatch, rank, hosts, environ, ran):
     monkeypatch.setattr(command, "find_batch_job", lambda run, command: batch_job)
     replies = json.dumps({"ranks": [{"rank": 3, "host": "n2"}]})
     monkeypatch.setattr(command, "query_node_zero", lambda job, state, words, seconds: replies)
-    step = lambda job, state, words, everywhere: ([BATCH[name], state.host, *words], {})  # noqa: E731
-    monkeypatch.setattr(command, "get_scheduler", lambda job: SimpleNamespace(title=job, step_command=step))
+    scheduler = Scheduler()
+    scheduler.title = name
+    monkeypatch.setattr(scheduler, "step_command", lambda job, state, words, everywhere: (words, {}))
+    if BATCH.get(name) == "srun":
+        step = lambda job, state, words, terminal: (["srun", state.host, *words], {})  # noqa: E731
+        monkeypatch.setattr(scheduler, "interactive_command", step)
+    monkeypatch.setattr(command, "get_scheduler", lambda job: scheduler)
     monkeypatch.setattr(command, "find_running", lambda run: SimpleNamespace(path="", run_id="demo", pid=1))
     monkeypatch.setattr(command.psutil, "Process", lambda pid: SimpleNamespace(environ=lambda: environ))
     monkeypatch.setattr(command.client, "send_request", lambda path, request: REPLIES[type(request).__name__])
