@@ -168,7 +168,9 @@ class ApiServer:
             own = self.folder / "pods" / name
             words = [*container["command"], *container["args"]]
             environ = pod_variables(pod, job, self._ports[job["metadata"]["uid"]])
-            process = self.processes[name] = ContainerProcess(words, environ, self.folder, own)
+            process = self.processes[name] = ContainerProcess(
+                re.sub("-[a-z]{5}$", "", name), words, environ, self.folder, own
+            )
         self._logs[name] = process.log
         self._set_container(pod, {"running": {"startedAt": now()}}, "Running")
         code = process.wait()

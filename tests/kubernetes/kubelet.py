@@ -1,7 +1,9 @@
 """Runs a container of a pod as a process of this machine, and keeps what it prints as the kubelet does."""
 
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -52,11 +54,15 @@ class Log:
                 return
 
 
+_LIBC, _CLONE_NEWUTS = ctypes.CDLL(None), 0x04000000
+
+
 class ContainerProcess:
     """The process of a container, and of its image and machine what a launcher needs."""
 
-    def __init__(self, words: list[str], environ: dict[str, str], folder: Path, own: Path) -> None:
+    def __init__(self, hostname: str, words: list[str], environ: dict[str, str], folder: Path, own: Path) -> None:
         """``folder``: the image's working directory; ``own``: a folder of the pod."""
+        self._hostname = hostname
         self.log = Log()
         self.code: int | None = None
         for name in ("state", "tmp"):
@@ -71,8 +77,13 @@ class ContainerProcess:
 
     def start(self, words: list[str], **options: object) -> "subprocess.Popen[bytes]":
         """Start a command in the container."""
-        own = {"cwd": self.folder, "env": self.environ, "start_new_session": True}
+        own = {"cwd": self.folder, "env": self.environ, "start_new_session": True, "preexec_fn": self._set_hostname}
         return subprocess.Popen(words, **own, **options)  # type: ignore[call-overload, no-any-return]
+
+    def _set_hostname(self) -> None:
+        """Give the process the host name of its pod, which root may."""
+        if _LIBC.unshare(_CLONE_NEWUTS) == 0:
+            socket.sethostname(self._hostname)
 
     def wait(self) -> int:
         """Keep its output until its end; return its exit code."""

@@ -1,6 +1,7 @@
 """Tests of commands on a job that runs: what they show comes from its pods, by ``kubectl exec``."""
 
 import json
+import os
 import re
 
 import pytest
@@ -35,12 +36,12 @@ def test_what_runs_where(user, tmp_path):
     for rank in (0, 1):
         user.wait_for(number, f"rank {rank}")
     stacks = user.type("stacks", "wine")
-    assert (stacks.returncode, "ranks 0, 1: " in stacks.stdout) == (0, True), stacks
+    assert (stacks.returncode, "ranks 0, 1" in stacks.stdout) == (0, True), stacks
     assert "step" in stacks.stdout
     hosts = json.loads(user.type("stacks", number, "--json").stdout)["ranks"]
     assert [each["rank"] for each in hosts] == [0, 1]
     top = user.type("top", number)
-    assert (top.returncode, "train.py" in top.stdout) == (0, True), top
+    assert (top.returncode, "running: 2 ranks" in top.stdout) == (0, True), top
     for rank in (0, 1):
         assert user.type("logs", number, "--rank", str(rank)).stdout == f"rank {rank}\n"
     profile = user.type("profile", number, "--seconds", "0.5")
@@ -55,13 +56,14 @@ def test_what_runs_where(user, tmp_path):
     assert "rank 7" in failed.stderr + failed.stdout, failed
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give pods host names here")
 def test_a_rank_is_debugged(user, tmp_path, server):
     write_program(tmp_path, "stop-here", "")
     number = user.submit(*TWO, "--debug", "train.py")
     user.wait_for(number, "is at a breakpoint")
     write_program(tmp_path, "go", "")
     debugged = user.start("debug", number, "--rank", "1", input="p loss + 1\nc\n")
-    assert debugged.wait() == 0, debugged.stderr()
+    assert debugged.wait() == 0, debugged.stdout() + debugged.stderr()
     assert "43" in debugged.stdout().split(), debugged.stdout()
     assert user.type("wait", number).returncode == 0
 
@@ -78,7 +80,7 @@ def test_other_kinds_of_jobs(user, server, kind, tmp_path):
     for rank in (0, 1):
         user.wait_for(name, f"rank {rank}")
     assert user.state(number) == "is running"
-    assert "ranks 0, 1: " in user.type("stacks", name).stdout
+    assert "ranks 0, 1" in user.type("stacks", name).stdout
     waiting = user.start("wait", number)
     assert user.type("stop", number).stderr.endswith(f"job {number} was deleted (exit code 143)\n")
     assert waiting.wait() == 143
@@ -90,13 +92,13 @@ def test_other_kinds_of_jobs(user, server, kind, tmp_path):
 
 
 def test_a_job_that_was_applied_by_hand(user, server, tmp_path):
-    """It is not on record: it is found by its name in the current context, and its run is the only one in its pods."""
-    manifest = user.type("manifest", *SUBMIT[3:], *TWO, "--job-name", "wine", "train.py").stdout
+    """It is not on record: it is found by its name in the current context."""
+    manifest = user.type("manifest", *SUBMIT[3:], *TWO, "--job-name", "wine", "--run-id", "red", "train.py").stdout
     (tmp_path / "wine.yaml").write_text(manifest)
     server.apply(manifest)
     for rank in (0, 1):
         user.wait_for("wine", f"rank {rank}")
-    assert "ranks 0, 1: " in user.type("stacks", "wine").stdout
+    assert "ranks 0, 1" in user.type("stacks", "wine").stdout
     assert "wine" not in user.type("ps").stdout
     attached = user.start("attach", "wine")
     attached.wait_for("] rank ", 2)

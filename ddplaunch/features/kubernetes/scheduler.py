@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -161,12 +162,16 @@ class Kubernetes(Scheduler):
         deadline = Deadline(FIND_TIMEOUT_S)
         try:
             place = kubectl.current_place(None, os.environ, deadline.left)
-            get(place, JOBS[kind].path(place, name)).result(deadline.left)
+            job_call, pod_call = _list_objects(place, kind, [JobId(word)])
+            job_call.result(deadline.left)
+            pods = objects.decode_pods(pod_call.result(deadline.left))
         except (OSError, LaunchError, msgspec.DecodeError):
             return None
+        args = next((pod.container.args or () for pod in pods), ())
+        run_id = next((value for option, value in pairwise(args) if option == "--run-id"), "")
         return SubmittedJob(
-            number=word, cluster=str(place), name=name, target="", nodes=1, array=None, cwd="", log="", run_id="",
-            python="python", image=None, moment=time.time(), scheduler="kubernetes",
+            number=word, cluster=str(place), name=name, target="", nodes=1, array=None, cwd="", log="", run_id=run_id,
+            python="python", image=None, moment=time.time(), scheduler="kubernetes", by_hand=True,
         )  # fmt: skip
 
     def cancel(self, job: JobId) -> None:

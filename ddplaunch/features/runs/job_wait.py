@@ -10,7 +10,7 @@ from ddplaunch.features.runs.array_report import query_array
 from ddplaunch.features.runs.job_resolver import job_state, parse_array_index
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import MAX_QUERY_INTERVAL_S, MIN_QUERY_INTERVAL_S
-from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
+from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
@@ -20,24 +20,24 @@ def wait_for_job(job: SubmittedJob, word: str) -> int:
 
     Raises LaunchError if its scheduler does not answer the first query, or no longer knows the job.
     """
-    which = JobId(job.number, job.cluster, parse_array_index(job, word))
-    words, code = _query(job, which)
+    which, scheduler = JobId(job.number, job.cluster, parse_array_index(job, word)), get_scheduler(job)
+    words, code = _query(job, which, scheduler)
     interval = MIN_QUERY_INTERVAL_S
     while code is None:
         time.sleep(interval)
         interval = min(interval * 1.25, MAX_QUERY_INTERVAL_S)
         try:
-            words, code = _query(job, which)
+            words, code = _query(job, which, scheduler)
         except SchedulerNotResponding:  # it restarts now and then; the job is not affected
             continue
     click.echo(f"job {which.text}{':' if which.index == '' else ''} {words}", err=True)
     return code
 
 
-def _query(job: SubmittedJob, which: JobId) -> tuple[str, int | None]:
-    """Return the state in words, and the exit code once all has ended."""
+def _query(job: SubmittedJob, which: JobId, scheduler: Scheduler) -> tuple[str, int | None]:
+    """Return the state in words, and the exit code once all has ended; the scheduler may know it from before."""
     if which.index == "":
         job = submitted_jobs.find_job(job.number) or job  # each query stores the ends of indices
         return query_array(job)[:2]
-    seen = job_state(job, which, get_scheduler(job))
+    seen = job_state(job, which, scheduler)
     return seen.description, seen.code

@@ -39,6 +39,7 @@ class SubmittedJob(Struct, frozen=True):
     code_copy: str | None = None  # the folder of the copy of the code that it runs
     errors: str | None = None  # the file of its stderr, if it is not the log
     last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
+    by_hand: bool = False  # created by another program, whose next job may have the same name: it is never stored
 
     @property
     def run_prefix(self) -> str:

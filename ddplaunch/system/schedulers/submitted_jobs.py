@@ -30,6 +30,8 @@ save_job = _RECORDS.save
 
 def save_end(job: SubmittedJob, index: str | None, words: str, code: int, last_lines: str = "") -> None:
     """Store how the job, or an index of its array, ended."""
+    if job.by_hand:
+        return
     job = _RECORDS.reread(job)  # other indices may have ended since
     if job.get_end(index) == (end := JobEnd(words, code)):
         return
