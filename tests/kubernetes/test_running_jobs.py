@@ -81,7 +81,9 @@ def test_other_kinds_of_jobs(user, server, kind, tmp_path):
         user.wait_for(name, f"rank {rank}")
     assert user.state(number) == "is running"
     assert "ranks 0, 1" in user.type("stacks", name).stdout
+    asked = len(server.requests)
     waiting = user.start("wait", number)
+    wait_until(lambda: len(server.requests) >= asked + 4, "its first queries")
     assert user.type("stop", number).stderr.endswith(f"job {number} was deleted (exit code 143)\n")
     assert waiting.wait() == 143
     assert server.objects == {}

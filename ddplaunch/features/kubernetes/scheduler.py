@@ -107,7 +107,7 @@ class Kubernetes(Scheduler):
                 if gone := next(self._gone(job), None):
                     return gone
                 raise self.forgotten_error(job) from None
-            if error.error.is_from_server:
+            if error.error.reason in ("Forbidden", "Unauthorized"):
                 what = f"cannot see job {job.text} in namespace {place.namespace}: {error.message}"
                 raise LaunchError(
                     what, f"kubectl auth can-i get {JOBS[kind].plural},pods shows what you may do"
