@@ -399,12 +399,13 @@ def test_a_page_has_one_name():
         assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
 
 
-MAX_WORDS = 48_930
+MAX_WORDS = 49_340
 """Words of the README and of docs/*.md. What one page describes is a link on the others.
 
 Without those for who changes or extends ddplaunch: docs/decisions/, docs/plugins.md.
 1,900 of them are for several programs, which it could not run before: programs.md, and rows elsewhere.
 420 of them are for `--code`: ssh.md, slurm.md, and rows of reference.md.
+410 are for submitting to Kubernetes.
 """
 
 

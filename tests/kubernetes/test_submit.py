@@ -40,7 +40,7 @@ def test_a_job_from_its_submission_to_its_report(user, server, tmp_path):
     assert re.fullmatch(r"wine-\w{5}", number)
     assert done.stdout.splitlines() == [
         f"job {number}: train.py on 2 nodes",
-        "in: context test, namespace default",
+        "cluster: context test, namespace default",
         f"follow: ddplaunch attach {number}",
         f"cancel: ddplaunch stop {number}",
     ]

@@ -27,7 +27,8 @@ Later versions may add fields to the JSON.
 
 
 SCHEDULER_LINKS = {
-    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS, LSF](pbs-lsf.md)",
+    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS, LSF](pbs-lsf.md), "
+    "[Kubernetes](kubernetes.md#submit-and-follow)",
     "manifest": "[Kubernetes](kubernetes.md)",
 }
 

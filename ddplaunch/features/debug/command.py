@@ -48,7 +48,8 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     selects rank 3, `@all p loss` asks all stopped ranks. `detach`, Ctrl-D or Ctrl-C resume the ranks, `q` ends the
     job.
 
-    With the number of a job submitted to Slurm, its nodes are reached by `srun --overlap`. Ranks of other nodes are
+    With the number of a job submitted to Slurm, its nodes are reached by `srun --overlap`, and the pods of one of
+    Kubernetes by `kubectl exec`. Ranks of other nodes are
     reached over SSH if the job runs over SSH or --hosts is given, otherwise by srun within a Slurm job.
     """
     more = [] if rank is None else ["--rank", str(rank)]

@@ -137,7 +137,7 @@ def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, *, follo
     is_saved = not params["no_history"] and submitted_jobs.save_job(saved)
     context = f"context {place.context}, " if place.context else ""
     lines = [f"job {which.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}"]
-    lines += [f"in: {context}namespace {place.namespace}"]
+    lines += [f"cluster: {context}namespace {place.namespace}"]
     stop = f"cancel: ddplaunch stop {which.number}"
     if not follow:
         click.echo(os.fsencode("\n".join([*lines, f"follow: ddplaunch attach {which.number}", stop])))

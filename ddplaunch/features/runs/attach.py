@@ -30,8 +30,8 @@ def attach(job: str | None) -> int:
     """Follow the log of a submitted job to its end and return its exit code.
 
     JOB is its number, NUMBER_INDEX in an array, or its name. Default: the job submitted last. Any of your Slurm jobs
-    works. Shows the last 64 KiB of the log, then new output. Ctrl-C asks whether to cancel the job or detach; without
-    a terminal it detaches.
+    works, and any job of Kubernetes. Shows the last 64 KiB of the log (of each pod the last 1000 lines), then new
+    output. Ctrl-C asks whether to cancel the job or detach; without a terminal it detaches.
     """
     known = submitted_jobs.find_job(job) if job is not None else next(iter(submitted_jobs.list_jobs()), None)
     if known is None:

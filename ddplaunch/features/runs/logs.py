@@ -88,8 +88,8 @@ def logs(
     With --log-dir this is the whole output of the last attempt, otherwise the last 256 KiB of each rank. Each line
     begins with its rank, unless you select one rank. --since covers all attempts, with a resolution of one second.
 
-    With the number of a submitted job, show the job's log. With --rank, the nodes are queried through Slurm
-    (`srun --overlap`) or Grid Engine.
+    With the number of a submitted job, show the job's log. With --rank or --program, the nodes are queried through
+    Slurm (`srun --overlap`), Grid Engine or Kubernetes (`kubectl exec`).
     """
     part = Part(tail or 0, None if since is None else parse_moment(since, time.time()))
     if tail and since is not None:
@@ -98,6 +98,11 @@ def logs(
         given = {"--rank": typed, "--since": since, "--failed": failed, "--json": as_json}
         if other := next((name for name, value in given.items() if value), None):
             raise UsageError(f"{other} does not work with --program", "leave one of them out")
+        if (queued := resolve_job(run)) and run:
+            there = require_running(queued, resolve_job_id(queued, run, "logs"))
+            words = ["logs", run_name(queued, there), "--program", program, *(["--follow"] if follow else [])]
+            words += ["--tail", str(tail)] if tail else []
+            return run_on_nodes(queued, there, words, everywhere=True)
         found = run_lookup.find_run(default_run(follow=follow) if run is None else run)
         for data in _program_output(found, program, tail or 0, follow=follow):
             sys.stdout.buffer.write(data)

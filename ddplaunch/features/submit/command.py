@@ -90,10 +90,11 @@ def _typed_scheduler(args: Sequence[str]) -> str:
 )
 @click.pass_context
 def submit(ctx: click.Context, /, target: str, **_: object) -> int:
-    """Submit a training job to Slurm, Grid Engine, PBS or LSF.
+    """Submit a training job to Slurm, Grid Engine, PBS, LSF or Kubernetes.
 
     Writes a batch script that executes `ddplaunch run` on each node, with the options of that command given here, and
-    submits it with sbatch, qsub or bsub.
+    submits it with sbatch, qsub or bsub. Kubernetes has options of its own: `ddplaunch submit --scheduler kubernetes
+    --help`.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """

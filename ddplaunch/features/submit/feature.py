@@ -17,7 +17,7 @@ class Submit(Feature):
     commands = (
         Command(
             "submit",
-            "Submit a training job to Slurm, Grid Engine, PBS or LSF.",
+            "Submit a training job to Slurm, Grid Engine, PBS, LSF or Kubernetes.",
             heading="Clusters",
             place=1,
             also=("sbatch", "qsub", "bsub"),

@@ -166,7 +166,7 @@ HEADINGS = {
     ),
     "For Grid Engine, PBS and LSF": (
         click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_choose_scheduler,
-                     help="Scheduler: slurm, sge (Grid Engine), pbs or lsf."),
+                     help="Scheduler: slurm, sge (Grid Engine), pbs, lsf or kubernetes."),
         option("--pe", "NAME",
                "Parallel environment of Grid Engine, with the same number of slots on each host."),
         option("--qsub-arg qsub_args", "OPTION", "Another option for qsub, like --qsub-arg='-l h_vmem=4G'",
