@@ -99,8 +99,6 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     name = ctx.params["scheduler"]
-    if name in scheduler_registry.SUBMIT_COMMANDS:  # its options are others
-        raise UsageError(f"{name} as the scheduler of a configuration file does not work", f"type --scheduler {name}")
     _check_scheduler(ctx, name)
     scheduler = scheduler_registry.make_scheduler(name)
     assert isinstance(scheduler, BatchScheduler)

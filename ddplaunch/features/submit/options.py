@@ -20,7 +20,7 @@ from ddplaunch.features.submit.batch_command import (
     option,
     pattern_reader,
 )
-from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
+from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES, SUBMIT_COMMANDS
 
 REFUSED_OPTIONS = {
     **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name != "--exclude"},
@@ -104,6 +104,8 @@ def _choose_scheduler(ctx: click.Context, param: click.Parameter, text: str) -> 
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
         known = join_names([f"{system} ({name})" for name, system in SCHEDULER_TITLES.items()])
         raise invalid_value(ctx, param, text, f"submit is for {known}", hint)
+    if text in SUBMIT_COMMANDS:  # a word of the command line was seen before
+        raise invalid_value(ctx, param, text, "it has options of its own", f"type it: --scheduler {text}")
     return text
 
 

@@ -317,14 +317,18 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, expected):
     assert_refused(manifest("train.py"), expected, str(file))
 
 
-SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)"
+SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf), Kubernetes (kubernetes)"
 
 
 @pytest.mark.parametrize(
     ("line", "file", "expected"),
     [
-        ("--scheduler kubernetes", "", f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints"),
-        ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
+        ("--scheduler kubernetes", "", "--container-image is missing: a pod runs in an image\n"),
+        (
+            "",
+            "[submit]\nscheduler = 'kubernetes'\n",
+            "kubernetes: it has options of its own (FILE)\n  type it: --scheduler",
+        ),
         ("--scheduler k8s", "", f"--scheduler k8s: {SUBMIT_IS_FOR}\n"),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
