@@ -79,7 +79,7 @@ class SchedulerEntry(NamedTuple):
     module: str  # in the feature's folder
     kind: str
     command: str | None = None  # the module there of its own command ``submit``, for a job that is no batch script
-    finds_jobs: bool = False  # whether its class finds jobs that are not on record
+    may_find: Callable[[], bool] | None = None  # whether its class can find jobs that are not on record; cheap
 
 
 class NodeSide:

@@ -47,8 +47,7 @@ class FeatureRegistry:
         self._features[name], self._packages[name] = feature, package
         for entry in feature.schedulers:
             command = entry.command and package + entry.command
-            module, finds_jobs = package + entry.module, entry.finds_jobs
-            register_scheduler(entry.name, entry.title, module, entry.kind, command, finds_jobs=finds_jobs)
+            register_scheduler(entry.name, entry.title, package + entry.module, entry.kind, command, entry.may_find)
 
     def add_plugin(self, entry: EntryPoint) -> None:
         """Add the feature of an installed package; if that is not possible, leave it out, with a message."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_what_runs_where(user, tmp_path):
     failed = user.type("logs", number, "--rank", "7")
     assert failed.returncode != 0
     assert "rank 7" in failed.stderr + failed.stdout, failed
+
+
+def test_a_job_of_several_programs(user):
+    """``logs --program`` asks all pods; one that no pod has is an error."""
+    side = ("--command", sys.executable, "-c", "import time; print('side', flush=True); time.sleep(600)", ":")
+    number = user.type("submit", *side, *SUBMIT[1:], *TWO, "train.py").stdout.partition(":")[0].removeprefix("job ")
+    user.wait_for(number, "rank 1")
+    (program,) = (each["program"] for each in json.loads(user.type("stacks", number, "--json").stdout)["programs"])
+    wait_until(lambda: user.type("logs", number, "--program", program).stdout == "side\n", "its output")
+    missing = user.type("logs", number, "--program", "nosuch")
+    assert (missing.returncode, "has no program nosuch" in missing.stderr) == (2, True), missing.stderr
+    assert user.type("stop", number).returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give pods host names here")

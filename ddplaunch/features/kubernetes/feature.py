@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 from ddplaunch.core.feature import Feature, SchedulerEntry
+
+
+def has_context() -> bool:
+    """Whether this user may have a context of kubectl; its programs are not started to find that out."""
+    files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    return any(map(os.path.exists, files.split(os.pathsep))) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 class KubernetesJobs(Feature):
     requires = ("submit", "manifest")
     schedulers = (
-        SchedulerEntry("kubernetes", "Kubernetes", "scheduler", "Kubernetes", command="command", finds_jobs=True),
+        SchedulerEntry("kubernetes", "Kubernetes", "scheduler", "Kubernetes", command="command", may_find=has_context),
     )
 
 

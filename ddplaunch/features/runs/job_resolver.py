@@ -89,12 +89,15 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
 
 
 def find_unsubmitted_job(word: str) -> SubmittedJob | None:
-    """Return a job that another scheduler has by this name, unless a run of this machine may be meant."""
-    if not scheduler_registry.JOB_FINDERS or history_store.has_run(word):
+    """Return a job that another scheduler has by this name, unless a run of this machine has it in its own."""
+    finders = [name for name, may_find in scheduler_registry.JOB_FINDERS.items() if may_find()]
+    if not finders:
         return None
-    if any(word in (str(run.pid), run.run_id) for run in locate.list_running()):
+    running = locate.list_running()
+    names = [*history_store.list_runs(), *(run.run_id for run in running), *(str(run.pid) for run in running)]
+    if any(word in name for name in names):  # it is meant, and a cluster may be slow to answer
         return None
-    return next(filter(None, (make_scheduler(name).find_job(word) for name in scheduler_registry.JOB_FINDERS)), None)
+    return next(filter(None, (make_scheduler(name).find_job(word) for name in finders)), None)
 
 
 def list_script_jobs() -> list[SubmittedJob]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,26 @@ SCHEDULER_TITLES: dict[str, str] = {}
 SUBMIT_COMMANDS: dict[str, str] = {}
 """Schedulers with a command ``submit`` of their own, and its module."""
 
-JOB_FINDERS: list[str] = []
-"""Schedulers that find jobs which are not on record: ``Scheduler.find_job``."""
+JOB_FINDERS: dict[str, Callable[[], bool]] = {}
+"""Schedulers that find jobs which are not on record (``Scheduler.find_job``), and whether they can on this machine."""
 
 _CLASSES: dict[str, tuple[str, str]] = {}  # module and class of each; imported on use
 
 
 def register_scheduler(
-    name: str, title: str, module: str, kind: str, command: str | None = None, *, finds_jobs: bool = False
+    name: str,
+    title: str,
+    module: str,
+    kind: str,
+    command: str | None = None,
+    may_find: Callable[[], bool] | None = None,
 ) -> None:
     """Make a scheduler known by its ``--scheduler`` name; ``kind`` is its class in ``module``."""
     SCHEDULER_TITLES[name], _CLASSES[name] = title, (module, kind)
     if command:
         SUBMIT_COMMANDS[name] = command
-    if finds_jobs and name not in JOB_FINDERS:
-        JOB_FINDERS.append(name)
+    if may_find:
+        JOB_FINDERS[name] = may_find
 
 
 def make_scheduler(name: str) -> Scheduler:
