@@ -189,6 +189,7 @@ def test_ps_while_the_api_server_is_away(user, server):
     stopped = user.type("stop", number)
     assert (stopped.returncode, "kubectl does not answer" in stopped.stderr) == (69, True), stopped.stderr
     server.open()
+    assert "kubectl does not answer" in user.type("ps", env={"PATH": "/nowhere"}).stdout
     assert user.state(number) == "is running"
     server.faults.append(Fault("GET .*pods", 403, "Forbidden", 'pods is forbidden: User "jane" cannot list resource'))
     refused = user.type("wait", number)

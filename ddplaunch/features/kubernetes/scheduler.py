@@ -65,7 +65,10 @@ class Kubernetes(Scheduler):
         self._alive: set[JobId] = set()  # jobs that were seen before their end: if they are gone, they were deleted
         self._pods: dict[JobId, list[Pod]] = {}  # as last seen
 
-    def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
+    def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState]:
+        return list(self._query(jobs, deadline))
+
+    def _query(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
         groups: dict[tuple[Place, str], list[JobId]] = {}
         for job in jobs:
             groups.setdefault((Place.parse(job.cluster), split_number(job.number)[0]), []).append(job)
@@ -97,7 +100,10 @@ class Kubernetes(Scheduler):
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
         """Query one job, and if it waits the events that say why."""
         place, (kind, name), deadline = Place.parse(job.cluster), split_number(job.number), Deadline(seconds)
-        job_call, pod_call = _list_objects(place, kind, [job])
+        try:
+            job_call, pod_call = _list_objects(place, kind, [job])
+        except OSError:  # kubectl was removed
+            return None
         try:
             found = objects.decode_job(job_call.result(deadline.left))
             pods = _nodes(objects.decode_pods(pod_call.result(deadline.left)))
@@ -232,7 +238,7 @@ def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequen
 
 def _list_objects(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:
     """Begin to read jobs of one kind, and their pods: one by its name, several by ddplaunch's label."""
-    collection: Collection = JOBS[kind]
+    collection = JOBS[kind]
     if len(jobs) == 1:
         name = split_number(jobs[0].number)[1]
         pods = PODS.path(place, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
