@@ -81,9 +81,3 @@ class User:
         for job in self._started:
             job.process.kill()
             job.process.wait()
-
-
-def kubectl(server: ApiServer, *words: str, folder: Path) -> str:
-    """Run kubectl by hand."""
-    env = {**os.environ, "KUBECONFIG": str(server.kubeconfig("test")), "HOME": str(folder)}
-    return subprocess.run(["kubectl", *words], env=env, check=True, capture_output=True, text=True).stdout
