@@ -399,7 +399,7 @@ def test_a_page_has_one_name():
         assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
 
 
-MAX_WORDS = 49_340
+MAX_WORDS = 49_600
 """Words of the README and of docs/*.md. What one page describes is a link on the others.
 
 Without those for who changes or extends ddplaunch: docs/decisions/, docs/plugins.md.

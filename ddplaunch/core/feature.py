@@ -317,7 +317,7 @@ class Feature:
     """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
 
     options: tuple[type[OptionGroup], ...] = ()
-    """Groups of its options of ``run``, declared in its options.py."""
+    """Groups of its options of ``run``."""
 
     commands: tuple[Command, ...] = ()
 

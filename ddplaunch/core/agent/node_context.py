@@ -27,7 +27,7 @@ MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, Mapping[str, obj
 class NodeContext(Struct, frozen=True):
     """What all ranks of this node share, in every attempt."""
 
-    policy: NodeConfig
+    config: NodeConfig
     screen: Screen
     streams: Streams
     log: RunLog
@@ -36,7 +36,7 @@ class NodeContext(Struct, frozen=True):
 
     def reads_stdin(self, plan: Plan, rank: Rank) -> bool:
         """Whether a rank has the launcher's own stdin."""
-        return rank.rank == self.policy.options[Output].stdin or (plan.world_size == 1 and not self.screen.reads_keys)
+        return rank.rank == self.config.options[Output].stdin or (plan.world_size == 1 and not self.screen.reads_keys)
 
     def build_rank_job(self, make_sides: MakeRankSides, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.
@@ -45,8 +45,8 @@ class NodeContext(Struct, frozen=True):
         """
         reads = self.reads_stdin(ranks.plan, rank)
         log = self.log.rank_file(rank.rank, ranks.number)
-        self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
-        if self.policy.inspect:
+        self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.config.show.streams_for(rank), log=log)
+        if self.config.inspect:
             fds["rank_channel"] = ranks.open_channel(rank.rank)
             if "stderr" in fds and ranks.plan.target.kind is not TargetKind.PROGRAM and ranks.plan.world_size > 1:
                 fds["crash_socket"] = ranks.open_crash_socket(rank.rank)

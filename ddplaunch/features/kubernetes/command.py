@@ -10,6 +10,7 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.kubernetes import kubectl
@@ -126,7 +127,7 @@ def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, *, follo
         target=" ".join([target, *parsed_line(ctx).line.program_args]),
         nodes=job.nodes,
         array=None,
-        cwd=os.getcwd(),
+        cwd=current_folder(),
         log="",
         run_id=params["run_id"] or job.name,
         python="python",

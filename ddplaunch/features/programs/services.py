@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
+from ddplaunch.base.types import parse
 from ddplaunch.cli import client
 from ddplaunch.cli.argv_splitter import end_of_options, option_name
 from ddplaunch.cli.console_output import print_note
@@ -48,7 +48,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
         return fill_placeholders(text, "", names, lambda each: _find_addresses(each, found, run))
 
     programs = [fill(word) for word in options if word.startswith(PROGRAM_OPTION)]
-    specs = [msgspec.json.decode(word.removeprefix(PROGRAM_OPTION), type=ProgramSpec) for word in programs]
+    specs = [parse(word.removeprefix(PROGRAM_OPTION), ProgramSpec) for word in programs]
     if not any(spec.is_target for spec in specs):
         specs.append(ProgramSpec(default_target_name(words[end:]), (), "main", is_target=True))
     variables = _list_variables(found)

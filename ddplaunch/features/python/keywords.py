@@ -69,6 +69,8 @@ class Keywords(TypedDict, total=False):
     preempt_forward: Text | None
     tensorboard: Text | None
     sidecar: Texts
+    services: Text | None
+    mains_timeout: Text | None
     notify: Texts
     metrics: Text | None
     debug: bool

@@ -36,7 +36,7 @@ def test_a_reply_never_arrives_within_the_call():
     assert received == [messages.StartAttempt(0, received[0].run_id)], "the plan of one node is complete"
     received.clear()
     link.send(messages.AttemptReport(0, 0, 0.0))
-    assert answered() == [messages.EndJob]
+    assert answered() == [messages.AttemptEnded, messages.EndJob]
     link.close()
     assert link.is_closed
 

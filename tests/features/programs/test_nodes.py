@@ -259,7 +259,7 @@ def test_nodes_that_do_not_fit(run_in_fork, options, expected):
 def test_a_dry_run_shows_the_nodes_with_ranks(run_in_fork):
     where = ("--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--dry-run")
     done = run_in_fork("run", *service("vllm"), *where, "--nproc", "2", PROGRAMS / "client.py")
-    assert "service vllm, on 1 node of its own, ready by http:/health: " in done.stdout
+    assert "program vllm  service  node 2  GPUs -  ready http:/health  after -  " in done.stdout
     assert "2 nodes" in done.stdout
     assert "rank 3  node 1" in done.stdout
     for node in (1, 2):

@@ -605,6 +605,7 @@ def test_another_user_sees_and_reaches_nothing(running):
             "from ddplaunch.features.runs import logs, ps, stop\n"
             "from ddplaunch.features.runs import history_store, rank_logs, run_lookup\n"
             "from ddplaunch.features.ssh import job_records\n"
+            "from ddplaunch.features.submit import code_copies\n"
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
         )
