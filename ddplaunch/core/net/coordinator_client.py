@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
 
 from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
-from ddplaunch.base.event_loop import EventLoop, WakeTimer
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.clock_offset import PeerClock
-from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.machine import Command, MachineEvent
+from ddplaunch.core.machine import Command
+from ddplaunch.core.machine_driver import MachineDriver
 from ddplaunch.core.messages import JoinDeclined, Message, NodeHello
 from ddplaunch.core.net import link_commands as do
 from ddplaunch.core.net import link_events as ev
@@ -48,9 +46,7 @@ class CoordinatorClient:
         self._options = config.options
         self._port = config.port
         self._machine = LinkMachine(config, hello)
-        self._timer = WakeTimer(loop, lambda: self._post(ev.DeadlineDue()))
-        self._inbox: deque[MachineEvent] = deque()
-        self._is_handling = False
+        self._post = MachineDriver(loop, self._machine, self._execute).post
         self._connecting: dict[int, socket.socket] = {}
         self._connection: Connection[Message] | None = None
         self._heartbeat: HeartbeatMonitor | None = None
@@ -75,23 +71,6 @@ class CoordinatorClient:
     def is_closed(self) -> bool:
         """Whether the last messages have been sent."""
         return self._connection is None or not self._connection.is_open
-
-    def _post(self, event: MachineEvent) -> None:
-        """Handle an event, and what follows from it; one that comes meanwhile is handled after it.
-
-        Raises ProtocolError if node 0 cannot have sent this message; its ``ConnectionLost`` follows.
-        """
-        self._inbox.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._inbox:
-                for command in self._machine.on(self._inbox.popleft(), Now(time.monotonic(), time.time())):
-                    self._execute(command)
-        finally:
-            self._is_handling = False
-        self._timer.set(self._machine.wake_at())
 
     def _execute(self, command: Command) -> None:
         match command:

@@ -1,6 +1,6 @@
 """Lists the files of a folder, by git where it is in a repository, and packs them into an archive that its hash names.
 
-The archive of the same files is the same, whoever packs it and when: sorted, without owners and times.
+Equal files give equal archives: the entries are sorted, and have neither owners nor times.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def hold_copy(folder: str) -> None:
 
 
 def remove_unused(parent: str) -> None:
-    """Remove the copies in a cache that nobody has used for long, that no job uses, and that no program has changed."""
+    """Remove copies that were not used for long; not one that a job uses, or in which a program has changed files."""
     for name in list_dir(parent):
         folder = os.path.join(parent, name)
         with suppress(OSError):

@@ -110,7 +110,7 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, follow: bool, **_:
 
 
 def _complete(ctx: click.Context, job: PodJob) -> PodJob:
-    """Return the job with a run id, by which commands name its run in the pods, and labels on all of its objects."""
+    """Return the job with a run id and labels; commands in its pods name its run by that id."""
     run_id = () if ctx.params["run_id"] else ("--run-id", job.name)
     labels = {**job.labels, MANAGED: "ddplaunch", INSTANCE: job.name}  # ``ps`` lists jobs by the first
     return replace(job, command=(*run_id, *job.command), labels=labels)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
 
-from ddplaunch.base.event_loop import WakeTimer
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.agent.node_ranks import NodeRanks
-from ddplaunch.core.deadlines import Now
 from ddplaunch.core.isolation import IsolatedLoop
-from ddplaunch.core.machine import Command, DeadlineDue, MachineEvent
+from ddplaunch.core.machine import Command
+from ddplaunch.core.machine_driver import MachineDriver
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
 from ddplaunch.observe.node import inspection_machine as machine
 from ddplaunch.observe.node.dataloader_workers import DataLoaderWorkers
@@ -49,12 +47,9 @@ class RankInspector:
     ) -> None:
         """``on_done`` is called once, by the loop, after ``timeout_s`` seconds at the latest."""
         self._loop, self._ranks, self._detail, self._on_done = loop, ranks, detail, on_done
-        self._machine = InspectionMachine(
-            detail, ranks.plan.world_size, current_folder(), began=time.monotonic(), timeout_s=timeout_s
-        )
-        self._inbox: deque[MachineEvent] = deque()
-        self._is_handling = False
-        self._timer = WakeTimer(loop, lambda: self._post(DeadlineDue()))
+        began, folder = time.monotonic(), current_folder()
+        inspection = InspectionMachine(detail, ranks.plan.world_size, folder, began=began, timeout_s=timeout_s)
+        self._post = MachineDriver(loop, inspection, self._execute).post
         self._dumps: dict[int, RankStackDump] = {}
         self._workers: dict[int, DataLoaderWorkers] = {}
 
@@ -72,20 +67,6 @@ class RankInspector:
     @property
     def _alive(self) -> frozenset[int]:
         return frozenset(self._ranks.processes)
-
-    def _post(self, event: MachineEvent) -> None:
-        """Handle an event, and what follows from it; one that comes meanwhile is handled after it."""
-        self._inbox.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._inbox:
-                for command in self._machine.on(self._inbox.popleft(), Now(time.monotonic(), time.time())):
-                    self._execute(command)
-        finally:
-            self._is_handling = False
-        self._timer.set(self._machine.wake_at())
 
     def _execute(self, command: Command) -> None:
         match command:

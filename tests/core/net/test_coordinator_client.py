@@ -40,7 +40,7 @@ class World:
         self.port = self.server.getsockname()[1]
         self.loop, self.received, self.accepted = ManualLoop(), [], []
         self.clock = SimpleNamespace(now=1000.0)
-        monkeypatch.setattr(coordinator_client.time, "monotonic", lambda: self.clock.now)
+        monkeypatch.setattr("time.monotonic", lambda: self.clock.now)
         config = {"address": "127.0.0.1", "port": self.port, "join_timeout": 60.0, "min_nodes": 2, "max_nodes": 2}
         self.config = make_job_config(**{**config, **changed})
         self.hello = Job(min_nodes=2).hello(1)
