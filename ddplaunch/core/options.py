@@ -34,6 +34,7 @@ LOG_JSON_VARIABLE = "DDPLAUNCH_LOG_JSON"
 _port = number_reader(parse_int, 1, 65535, "a port from 1 to 65535")
 _any_port = number_reader(parse_int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
 _count = number_reader(parse_int, 0, UNBOUNDED, "a number from 0 up")
+_niceness = number_reader(parse_int, 0, 19, "a number from 0 to 19")
 _heartbeat_timeout = number_reader(
     parse_seconds,
     MIN_HEARTBEAT_TIMEOUT_S,
@@ -167,6 +168,9 @@ class Starting(OptionGroup, frozen=True):
     start: Annotated[str, Option("--start auto|zygote|exec",
         "Fork ranks from a process that has imported torch (zygote), or start a Python for each (exec).",
         in_project=True)] = "auto"
+    nice: Annotated[int, Option("--nice N",
+        "Added to the niceness of each rank, from 0 to 19: other users' processes come first.", _niceness,
+        in_project=True)] = 0
 
     def check_target(self, options: Options) -> None:
         if self.start == "zygote" and options[TargetOptions].no_python:

@@ -79,6 +79,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             "run --grace -1 train.py",
             ("--grace -1: expected a time from 0 up to a week, like 2.5 (seconds), 10m",),
         ),
+        *((f"run --nice {text} train.py", (f"--nice {text}: expected a number from 0",)) for text in ("-1", "20")),
         ("run --timeout 0 train.py", ("--timeout 0: expected a time from 1 second up to a year, like 90",)),
         ("run --stall-timeout 10min train.py", ("--stall-timeout 10min: expected a time", "10m")),
         ("run --on-stall stop train.py", ("--on-stall stop works only with --stall-timeout", "--stall-timeout 10m")),

@@ -10,7 +10,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.run_temp_dir import PreemptionFile
 from ddplaunch.core.agent.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.options import Output
+from ddplaunch.core.options import Output, Starting
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
@@ -69,6 +69,8 @@ class NodeContext(Struct, frozen=True):
             "env": environment,
             "cpus": list(rank.cpus) if rank.cpus else None,
         }
+        if nice := self.config.options[Starting].nice:
+            program["nice"] = nice
         if target.kind is TargetKind.PROGRAM:
             return program
         facts: ArgumentValues = {

@@ -378,6 +378,8 @@ class Zygote:
                         os.close(fd)
             if job["cpus"]:
                 os.sched_setaffinity(0, job["cpus"])
+            if job["kind"] != "program":  # whose exec has an error of its own
+                os.nice(job.get("nice", 0))
             if job["kind"] == "program" or not self.config["forks"]:
                 self.exec_child(job, fds)
             self.cleanup.disable_in_rank()

@@ -79,9 +79,9 @@ class ZygoteConfig(TypedDict):
 
 
 class _Place(TypedDict, total=False):
-    """Of a program alone, not of a rank."""
+    """What differs from the zygote's own."""
 
-    cwd: str  # the folder in which it starts
+    cwd: str  # the folder in which a program starts; not that of a rank
     nice: int  # added to its niceness
 
 

@@ -49,6 +49,7 @@ class Keywords(TypedDict, total=False):
     backend: Text | None
     init_method: Text | None
     start: str
+    nice: Text
     preload: Text | None
     warm: bool | None
     check: bool

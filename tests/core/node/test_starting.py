@@ -109,6 +109,14 @@ def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
     assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
 
 
+@pytest.mark.parametrize("options", [FORKED, EXEC, PROGRAM], ids=["forked", "exec", "program"])
+def test_niceness_is_added_to_each_rank(run_ddplaunch, tmp_path, options):
+    script = write_program(tmp_path, "train.py", "import os; print(os.nice(0))")
+    done = run_ddplaunch("run", "--nproc", "2", "--nice", "7", *options, "nice" if options == PROGRAM else script)
+    assert done.returncode == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {os.nice(0) + 7}" for rank in range(2)]
+
+
 @pytest.mark.slow
 def test_requests_that_wait_for_the_zygote_hold_no_descriptors(tmp_path):
     """The launcher raises its limit to what the ranks need. With long arguments the socket takes a few requests."""
