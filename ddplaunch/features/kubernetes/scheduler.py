@@ -54,7 +54,7 @@ class Kubernetes(Scheduler):
     """Kubernetes, by kubectl; it queries many jobs at once with two requests for each namespace and kind."""
 
     title, submit_program, query_program, cancel_program = "Kubernetes", *[kubectl.PROGRAM] * 3
-    history_hint = "it was deleted: by --ttl, or by someone"
+    history_hint = "it was deleted, by --ttl or by a user"
     missing_hint = "install kubectl: kubernetes.io/docs/tasks/tools"
     ping_command = "kubectl cluster-info"
     allows_overlapping_steps = True
