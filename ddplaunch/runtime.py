@@ -14,13 +14,12 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from typing import TypeVar
 
     import torch
@@ -96,8 +95,7 @@ def working() -> None:
         pass
 
 
-@contextmanager
-def local_first(timeout_s: float = 3600.0) -> Iterator[bool]:
+def local_first(timeout_s: float = 3600.0) -> AbstractContextManager[bool]:
     """Run the block on the first rank of each node, then on the node's other ranks, which wait for it.
 
     For what all ranks of a node need and one should make: a cache, a download, a compiled extension. The value is True
@@ -108,35 +106,7 @@ def local_first(timeout_s: float = 3600.0) -> Iterator[bool]:
 
     Raises RuntimeError on the others if the first rank fails in the block or ends, TimeoutError after ``timeout_s``.
     """
-    global _uses
-    _uses += 1
-    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if count == 1:
-        yield True
-        return
-    path = _first_rank_file(_uses)
-    try:  # where all ranks have LOCAL_RANK 0 (--virtual-local-rank), the first to come is the first rank
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(f"{path}.new", flags, 0o600) if local_rank() == 0 else None
-    except FileExistsError:
-        descriptor = None
-    if descriptor is None:
-        _wait_for_first(path, count, timeout_s)
-        yield False
-        return
-    try:
-        # Locked before it has its name, so that the others never find it unlocked while the block runs. Unlike a lock
-        # of flock(2), one of fcntl(2) ends with this process although a child that it has forked lives on.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX)
-        os.link(f"{path}.new", path)
-        try:
-            yield True
-        except BaseException as error:
-            os.write(descriptor, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
-            raise
-        os.write(descriptor, _DONE)
-    finally:
-        os.close(descriptor)
+    return _LocalFirst(timeout_s)
 
 
 _DONE = b"+"
@@ -144,6 +114,51 @@ _DONE = b"+"
 
 _POLL_INTERVAL_S = 0.05
 _uses = 0  # of ``local_first`` in this process
+
+
+class _LocalFirst:
+    """One use of ``local_first``."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._descriptor: int | None = None  # of the locked file, in the first rank
+
+    def __enter__(self) -> bool:
+        global _uses
+        _uses += 1
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if count == 1:
+            return True
+        path = _first_rank_file(_uses)
+        try:  # where all ranks have LOCAL_RANK 0 (--virtual-local-rank), the first to come is the first rank
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(f"{path}.new", flags, 0o600) if local_rank() == 0 else None
+        except FileExistsError:
+            descriptor = None
+        if descriptor is None:
+            _wait_for_first(path, count, self._timeout_s)
+            return False
+        # Locked before it has its name, so that the others never find it unlocked while the block runs. Unlike a lock
+        # of flock(2), one of fcntl(2) ends with this process although a child that it has forked lives on.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        os.link(f"{path}.new", path)
+        self._descriptor = descriptor
+        return True
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._descriptor is not None:
+            try:
+                os.write(self._descriptor, _DONE if error is None else _describe_error(error))
+            finally:
+                os.close(self._descriptor)
+
+
+def _describe_error(error: BaseException) -> bytes:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # of its own __str__
+        text = type(error).__name__
+    return text[:500].encode(errors="replace")
 
 
 def _first_rank_file(use: int) -> str:
@@ -154,6 +169,8 @@ def _first_rank_file(use: int) -> str:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if path := os.environ.get("DDPLAUNCH_PREEMPTED_FILE"):
         return os.path.join(os.path.dirname(path), f"first.{attempt}.{use}")
+    import tempfile  # it takes 7 ms
+
     job = f"{os.getuid()}-{os.getppid()}-{os.environ.get('MASTER_PORT', '')}"
     return os.path.join(tempfile.gettempdir(), f"ddplaunch-first-{job}.{attempt}.{use}")
 

@@ -118,6 +118,11 @@ def test_the_first_rank_goes_first_under_another_launcher(tmp_path):
     ("what", "headline"),
     [
         ("raise ValueError('no labels')", "rank 0 failed with ValueError: no labels (exit code 1)"),
+        (
+            # An exception whose text cannot be made.
+            "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "rank 0 failed with Odd: <exception str() failed>",
+        ),
         ("os.kill(os.getpid(), 9)", "rank 0 was ended by SIGKILL"),
     ],
 )

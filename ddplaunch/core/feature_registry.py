@@ -32,7 +32,7 @@ class FeatureRegistry:
     def __init__(self, modules: Mapping[str, str]) -> None:
         """``modules``: by the name of each feature, its module, or its package with a module ``feature``."""
         self._features: dict[str, Feature] = {}
-        self._packages: dict[str, str] = {}  # by feature: its package with a dot, as "ddplaunch.features.ssh."
+        self._packages: dict[str, str] = {}  # by feature: its package and a dot
         self.plugins: list[str] = []
         self.left_out: list[str] = []
         """Messages: plug-ins that cannot be used, and why."""
