@@ -26,8 +26,8 @@ import pytest
 from tests.features.ssh.fixture import sshd  # noqa: F401
 from tests.fork_server import TORCHRUN, ForkServerPool
 from tests.scaled_timeouts import scaled_timeout
-from tests.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
-from tests.virtual_hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
+from tests.tools.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
+from tests.tools.virtual_hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
 
 pytest_plugins = [
     f"tests.suite.{name}"

@@ -52,7 +52,7 @@ import pytest
 from tests.conftest import clean_environment
 from tests.fake_nvml import fake_nvml  # noqa: F401, a fixture
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.network import unsupported
+from tests.tools.virtual_hosts.network import unsupported
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,16 +13,16 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
-from tests.benchmarks import scale
 from tests.conftest import clean_environment
 from tests.core.job.job_steps import Job
+from tests.tools.benchmarks import scale
 
 
 @pytest.mark.ci
 @pytest.mark.slow
 def test_few_nodes():
     run = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.scale", "--nodes", "4", "--played", "16", "--rest", "1"],
+        [sys.executable, "-m", "tests.tools.benchmarks.scale", "--nodes", "4", "--played", "16", "--rest", "1"],
         cwd=Path(__file__).parents[1],
         env=clean_environment(),
         capture_output=True,

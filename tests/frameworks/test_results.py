@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.benchmarks.harness import PROGRAMS as BENCHMARKS
 from tests.conftest import read_events
 from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
+from tests.tools.benchmarks.harness import PROGRAMS as BENCHMARKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * TIMEOUT_S)]
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.conftest import write_program
 from tests.features.submit.states import DELETED, HELD
-from tests.gridengine.cluster import GridEngine, unsupported
 from tests.slurm.test_attach import Login
 from tests.slurm.test_submit import number_of
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import finish
-from tests.virtual_hosts.network import Network
+from tests.tools.gridengine import GridEngine, unsupported
+from tests.tools.virtual_hosts.host import finish
+from tests.tools.virtual_hosts.network import Network
 
 pytestmark = pytest.mark.ci
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
-from tests.gridengine.cluster import GridEngine
 from tests.scaled_timeouts import scaled_timeout
-from tests.slurm.cluster import Slurm
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import Host, finish
+from tests.tools.gridengine import GridEngine
+from tests.tools.slurm.cluster import Slurm
+from tests.tools.virtual_hosts.host import Host, finish
 
 pytestmark = pytest.mark.ci
 

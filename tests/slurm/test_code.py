@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.features.code.project import git, make_project
-from tests.slurm.cluster import Slurm
 from tests.slurm.test_attach import Login
 from tests.start_modes import LIGHT
+from tests.tools.slurm.cluster import Slurm
 
 pytestmark = pytest.mark.ci
 

@@ -10,7 +10,7 @@ import pytest
 import ddplaunch
 from tests.conftest import PROGRAMS, write_program
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
-from tests.virtual_hosts.host import finish
+from tests.tools.virtual_hosts.host import finish
 
 pytestmark = pytest.mark.ci
 

@@ -17,9 +17,9 @@ from tests.conftest import PROGRAMS, ddplaunch_command, write_program
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.scaled_timeouts import scaled_timeout
-from tests.slurm.configuration import FOLDER
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import finish
+from tests.tools.slurm.configuration import FOLDER
+from tests.tools.virtual_hosts.host import finish
 
 pytestmark = pytest.mark.ci
 

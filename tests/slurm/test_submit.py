@@ -15,10 +15,10 @@ import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
-from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import Host, finish
+from tests.tools.slurm.cluster import Slurm
+from tests.tools.virtual_hosts.host import Host, finish
 
 pytestmark = pytest.mark.ci
 

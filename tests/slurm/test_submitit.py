@@ -11,9 +11,9 @@ import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, run_command, write_program
 from tests.scaled_timeouts import scaled_timeout
-from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
-from tests.virtual_hosts.host import finish
+from tests.tools.slurm.cluster import Slurm
+from tests.tools.virtual_hosts.host import finish
 
 DRIVER = """
     import sys

@@ -1,7 +1,7 @@
 """The table of known packages, known.json: which of their modules may be preloaded; and the installed versions.
 
-The table is written by an audit, ``python -m tests.preload_audit``; nothing is imported to read it. docs/performance.md
-explains what an audit checks.
+The table is written by an audit, ``python -m tests.tools.preload_audit``; nothing is imported to read it.
+docs/performance.md explains what an audit checks.
 """
 
 from __future__ import annotations

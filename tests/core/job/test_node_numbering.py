@@ -17,7 +17,7 @@ from tests.conftest import (
     write_program,
 )
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.fixture import network as network
+from tests.tools.virtual_hosts.fixture import network as network
 
 REDUCES = """
 import os

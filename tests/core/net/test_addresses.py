@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.host import finish
+from tests.tools.virtual_hosts.host import finish
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, wait_until
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.host import Host
+from tests.tools.virtual_hosts.host import Host
 
 OF_LOAD = ("runnable processes", "multiplies matrices", "of memory is available", "between them runs at", "TMPDIR")
 """What a busy machine that plays several hosts brings about by itself, and a /dev/shm that is TMPDIR too."""

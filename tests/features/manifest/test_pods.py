@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Launch, wait_until, write_program
 from tests.features.manifest.pods import Pod, pods
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.network import Network
+from tests.tools.virtual_hosts.network import Network
 
 REDUCES = """
 import os

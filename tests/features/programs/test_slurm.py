@@ -10,7 +10,7 @@ from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_
 from tests.features.ssh.job import LAUNCHER
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC
-from tests.virtual_hosts.host import finish
+from tests.tools.virtual_hosts.host import finish
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.features.ssh.sshd import Sshd, unsupported
-from tests.virtual_hosts.network import Network
+from tests.tools.virtual_hosts.network import Network
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, wait_until
-from tests.faults.trial import command_line
 from tests.features.ssh.sshd import Sshd
-from tests.virtual_hosts.host import Host
+from tests.tools.faults.trial import command_line
+from tests.tools.virtual_hosts.host import Host
 
 LAUNCHER = r"from ddplaunch\.cli .* run "
 """The command line of a launcher that our far end starts."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import ddplaunch
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.host import Host
-from tests.virtual_hosts.network import Network
-from tests.virtual_hosts.network import unsupported as no_hosts
+from tests.tools.virtual_hosts.host import Host
+from tests.tools.virtual_hosts.network import Network
+from tests.tools.virtual_hosts.network import unsupported as no_hosts
 
 _COMMANDS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 """What there must be, and the Debian packages that have it."""

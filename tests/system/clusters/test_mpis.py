@@ -15,7 +15,7 @@ import pytest
 from tests.cli.test_several_nodes import SCRIPT
 from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.host import finish
+from tests.tools.virtual_hosts.host import finish
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

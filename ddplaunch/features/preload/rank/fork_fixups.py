@@ -1,7 +1,7 @@
 """Repairs per-process state that libraries read at import, after a fork of the process that imported them.
 
 Lightning and torchmetrics read RANK and LOCAL_RANK at import and store the number, to do some things on rank 0 only.
-An audit shows that this is all they store: tests/preload_audit compares repaired forks with plain Python.
+An audit shows that this is all they store: tests/tools/preload_audit compares repaired forks with plain Python.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What tests use or people run, and is no test: benchmarks, audits, simulated machines, real schedulers."""

@@ -1,0 +1,1 @@
+"""A real Slurm on this machine, for the tests in tests/slurm."""
