@@ -80,11 +80,23 @@ class Layout:
     wide: list[str]  # elements that stick out at the right
 
 
-def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600, dark: bool = False) -> PageVisit:
-    """Open a file from the disk; what the browser leaves is in ``folder``."""
+def open_page(
+    page: Path, folder: Path, *, width: int = 1280, height: int = 1600, dark: bool = False, query: str = ""
+) -> PageVisit:
+    """Open a file from the disk, at an address that ends in ``query``; what the browser leaves is in ``folder``."""
     picture, log = folder / f"{page.stem}-{width}{'-dark' * dark}.png", folder / "network.json"
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    done = _run(folder, page, width, height, f"--screenshot={picture}", "--dump-dom", f"--log-net-log={log}", *scheme)
+    done = _run(
+        folder,
+        page,
+        width,
+        height,
+        f"--screenshot={picture}",
+        "--dump-dom",
+        f"--log-net-log={log}",
+        *scheme,
+        query=query,
+    )
     network = json.loads(log.read_text())
     names = {number: name for name, number in network["constants"]["logEventTypes"].items()}
     asked = [
@@ -119,12 +131,14 @@ def _evaluate(page: Path, folder: Path, width: int, script: str) -> Any:
     return json.loads(html.unescape(found[1]))
 
 
-def _run(folder: Path, page: Path, width: int, height: int, *options: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, page: Path, width: int, height: int, *options: str, query: str = ""
+) -> subprocess.CompletedProcess[str]:
     assert CHROMIUM
     profile = folder / "profile"
     words = [CHROMIUM, *_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}", *options]
     browser = subprocess.Popen(
-        [*words, page.absolute().as_uri()],
+        [*words, page.absolute().as_uri() + query],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -113,7 +113,7 @@ def run_in_terminal(
     return written.decode().replace("\r\n", "\n")
 
 
-SLOW_START = re.compile(r"^ddplaunch: starting \d+ ranks?: waiting for .*\n", re.MULTILINE)
+SLOW_START = re.compile(r"^ddplaunch: starting \d+ ranks?: (?:importing|waiting for) .*\n", re.MULTILINE)
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 

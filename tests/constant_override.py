@@ -14,9 +14,10 @@ def write_launcher(folder: Path, statements: str) -> Path:
     """
     before = f"#!{sys.executable}\nimport sys\n"
     after = 'from ddplaunch.cli import main\ndel sys.argv[1:3]  # "-m", "ddplaunch"\nmain()\n'
-    program = write_program(folder, "launcher", f"{before}{textwrap.dedent(statements)}\n{after}")
+    program = write_program(folder, "launcher.new", f"{before}{textwrap.dedent(statements)}\n{after}")
     program.chmod(0o755)
-    return program
+    # A process that has just been started may still read an earlier one: if it were emptied, that would end with 0.
+    return program.rename(folder / "launcher")
 
 
 def launcher_with_constant(folder: Path, constant: str, seconds: float, *others: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.locate import list_running
+from ddplaunch.cli.lookup.running_jobs import list_running
 from tests.conftest import BackgroundJob, ddplaunch_command, list_marked_pids, run_command, wait_until, write_program
 from tests.start_modes import LIGHT
 from tests.terminal_emulator import TerminalEmulator

@@ -19,6 +19,9 @@
  *     FAKE_NVML_RATES       "87;12": percent of the time in which each GPU was busy (0)
  *     FAKE_NVML_AILING      "1:85:64:3:1": GPU 1 has 85 degrees, reasons for a low clock (64), 3 memory errors that ECC could
  *                           not correct, and rows of memory that wait for a reset (1)
+ *     FAKE_NVML_LINKS       "0-3,1-2": the pairs of GPUs with NVLink between them; the others are as near as their nodes
+ *     FAKE_NVML_FABRICS     "c0…c0:7:3;00…00:0:3": for each GPU the UUID of its NVLink cluster in 32 hex digits, its clique,
+ *                           and the state of its registration (3: completed); not supported where there is none
  *     FAKE_NVML_BUSY_WHILE  a file; FAKE_NVML_BUSY holds only while it is there
  *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy or hot a GPU is gets no answer
  *
@@ -44,6 +47,7 @@ enum {
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
 #define MOST_GPUS 16
@@ -75,6 +79,15 @@ typedef struct {
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned int cliqueId;
+    unsigned char state;
+    unsigned int healthMask;
+} nvmlGpuFabricInfo_v2_t;
 
 static struct device whole[MOST_GPUS];
 static struct device parts[MOST_GPUS][MOST_MIG];
@@ -432,6 +445,53 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
         ++*count;
     }
     return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* How near two GPUs are to each other. */
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, int capability, int *status)
+{
+    REQUIRE(check_optional(one));
+    REQUIRE(check_optional(other));
+    *status = 1; /* no such link */
+    for (int place = 0; capability == 2 && place < count_parts(text("FAKE_NVML_LINKS", ""), ','); place++) {
+        char entry[16];
+        int first, last;
+        get_part(text("FAKE_NVML_LINKS", ""), ',', place, entry, sizeof entry);
+        if (sscanf(entry, "%d-%d", &first, &last) == 2 && (first == one->gpu || first == other->gpu) &&
+            (last == one->gpu || last == other->gpu) && first != last)
+            *status = 0;
+    }
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other, int *level)
+{
+    REQUIRE(check_optional(one));
+    REQUIRE(check_optional(other));
+    *level = node_of(one->gpu) == node_of(other->gpu) ? 40 : 50;
+    return NVML_SUCCESS;
+}
+
+/* The NVLink fabric that reaches other machines. */
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t *info)
+{
+    char entry[64], digits[33];
+    unsigned int clique, state;
+    REQUIRE(check_optional(device));
+    if (info->version != (sizeof *info | 2 << 24))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    get_part(text("FAKE_NVML_FABRICS", ""), ';', device->gpu, entry, sizeof entry);
+    if (sscanf(entry, "%32[0-9a-f]:%u:%u", digits, &clique, &state) != 3)
+        return NVML_ERROR_NOT_SUPPORTED;
+    for (int place = 0; place < 16; place++)
+        sscanf(digits + 2 * place, "%2hhx", &info->clusterUuid[place]);
+    info->status = NVML_SUCCESS;
+    info->cliqueId = clique;
+    info->state = (unsigned char)state;
+    info->healthMask = 0;
+    return NVML_SUCCESS;
 }
 
 /* MIG: GPU instances are numbered from 1, as NVIDIA's tools often show them, compute instances from 0. */

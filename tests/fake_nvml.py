@@ -72,6 +72,8 @@ class FakeNvml:
         mig: Mapping[int, int] | None = None,
         mig_split: int = 1,
         ailing: str = "",
+        links: str = "",
+        fabrics: str = "",
     ) -> dict[str, str]:
         """Return a whole environment with these GPUs: their number or their names, and what ails them.
 
@@ -91,6 +93,8 @@ class FakeNvml:
             "MIG": ",".join(f"{gpu}:{instances}" for gpu, instances in (mig or {}).items()),
             "MIG_SPLIT": mig_split,
             "AILING": ailing,
+            "LINKS": links,
+            "FABRICS": fabrics,
         }
         fakes = {f"FAKE_NVML_{name}": str(value) for name, value in settings.items() if value is not None}
         return {**clean_environ(), "LD_LIBRARY_PATH": str(self.folder), **fakes}
@@ -120,15 +124,20 @@ def read_in(
     return hardware
 
 
+def compile_library(folder: Path) -> FakeNvml | None:
+    """Compile the library into a folder; None where there is no compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        return None
+    source = Path(__file__).with_suffix(".c")
+    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+    subprocess.run([compiler, *flags, "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
+    return FakeNvml(folder)
+
+
 @pytest.fixture(scope="session")
 def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
     """The library, compiled for this session."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or sys.platform != "linux":
+    if (library := compile_library(tmp_path_factory.mktemp("fake_nvml"))) is None:
         pytest.skip("needs Linux and a C compiler")
-    folder = tmp_path_factory.mktemp("fake_nvml")
-    source = Path(__file__).with_suffix(".c")
-    library = folder / "libnvidia-ml.so.1"
-    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
-    subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True)
-    return FakeNvml(folder)
+    return library

@@ -21,8 +21,31 @@ import pytest
 from tests.conftest import clean_environment
 from tests.scaled_timeouts import scaled_timeout
 
+_ALTERNATE_SCREEN = 1049
+
 FRAME = re.compile(r"(running|stopping) \d\d:\d\d")
 """The first row of a live view."""
+
+
+class _Screen(pyte.HistoryScreen):
+    """A screen with the alternate one of xterm, which pyte lacks: what was shown before it comes back after it."""
+
+    _kept: tuple[dict[int, dict[int, Any]], tuple[int, int]] | None = None  # cells by row and column, and the cursor
+
+    def set_mode(self, *modes: int, **kwargs: Any) -> None:
+        if kwargs.get("private") and _ALTERNATE_SCREEN in modes:
+            cells = {row: dict(cells) for row, cells in self.buffer.items()}
+            self._kept = cells, (self.cursor.x, self.cursor.y)
+        super().set_mode(*modes, **kwargs)
+
+    def reset_mode(self, *modes: int, **kwargs: Any) -> None:
+        if self._kept and kwargs.get("private") and _ALTERNATE_SCREEN in modes:
+            cells, (self.cursor.x, self.cursor.y) = self._kept
+            self._kept = None
+            self.buffer.clear()
+            for row, kept in cells.items():
+                self.buffer[row].update(kept)
+        super().reset_mode(*modes, **kwargs)
 
 
 class TerminalEmulator:
@@ -37,7 +60,7 @@ class TerminalEmulator:
         columns: int = 80,
         rows: int = 24,
     ) -> None:
-        self._screen = pyte.HistoryScreen(columns, rows, history=100_000, ratio=1)
+        self._screen = _Screen(columns, rows, history=100_000, ratio=1)
         self._stream = pyte.ByteStream(self._screen)
         self.master, self._slave = pty.openpty()
         self._set_size(columns, rows)

@@ -30,11 +30,12 @@ CORE_INTERFACES = {"core.feature", "core.feature_registry", "core.rpc_kind"}
 FEATURE_IMPORTS = {
     "doctor": {"check"},
     "ssh": {"code"},
-    "kubernetes": {"manifest", "submit"},
+    "kubernetes": {"code", "manifest", "submit"},
     "live": {"runs"},
-    "manifest": {"submit"},
+    "manifest": {"code", "submit"},
+    "nccl": {"runs"},
     "python": {"preload"},
-    "submit": {"runs", "programs", "code"},
+    "submit": {"programs", "code", "reservations"},
 }
 """Features that import from other features."""
 
@@ -71,11 +72,13 @@ ONLY_IN_RANKS = {
     "core.rank.rank_runner",
     "runtime",
     "features.doctor.benchmark",
+    "features.torch_debug.frontend",
+    "features.torch_debug.rank.worker_server",
     "features.python.rank.pytest_body",
     "features.python.pickle_files",
     "features.python.rank.call_loop",
 }
-"""Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
+"""Where torch may be imported at all, and only inside a function; some are processes of their own."""
 
 
 @cache

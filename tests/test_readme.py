@@ -8,11 +8,9 @@ Read from each page's fenced blocks:
     Every other line must be a line of that command's output, in any order (ranks race), where ``…`` stands for
     anything, one number is as good as another, and columns have any width; what ``echo $?`` prints must be exact. A
     line ``^C`` is Ctrl-C, pressed when the lines above it have come. Blocks are run as on a machine without GPUs; with
-    ``console gpus=4`` as the info string, with four that the tests' stand-in for NVIDIA's library plays. With
-    ``ports=6006`` a command takes this port, so the block has a virtual host to itself, where there can be one. The
-    making of an environment in front of a command is left out, and so is a pytest command: we are in such an
-    environment already, run by pytest. ``console needs=lightning`` is skipped where there is neither a package nor a
-    program of that name. A comma stands between two settings.
+    ``console gpus=4`` as the info string, with four that the tests' stand-in for NVIDIA's library plays. The making of
+    an environment in front of a command is left out, and so is a pytest command: we are in such an environment
+    already, run by pytest.
 ``hosts``
     the same on several machines: ``n0$ …`` and ``n1$ …`` are run at the same time, each on a virtual host of that name;
     the lines behind each are of that host's output.
@@ -44,7 +42,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,7 +49,6 @@ import pytest
 from tests.conftest import clean_environment
 from tests.fake_nvml import fake_nvml  # noqa: F401, a fixture
 from tests.scaled_timeouts import scaled_timeout
-from tests.tools.virtual_hosts.network import unsupported
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,7 +91,7 @@ class Block:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the info string says: ``gpus=4``, ``needs=tensorboard,ports=6006``."""
+        """What the info string says: ``gpus=4``."""
         return dict(setting.split("=", 1) for setting in filter(None, self.info.split(",")))
 
     @property
@@ -302,19 +298,14 @@ class Shell:
 @pytest.mark.parametrize("alike", of_language("console"))
 def test_commands_print_what_the_page_shows(alike, folder, request):
     settings = alike[0].settings
-    if (needed := settings.get("needs")) and find_spec(needed) is None and shutil.which(needed) is None:
-        pytest.skip(f"no {needed} here: .ci/run installs it")
     write_programs(alike[0].page, folder)
-    start = subprocess.Popen
-    if "ports" in settings and unsupported() is None:
-        start = request.getfixturevalue("network")(1).hosts[0].start
     runtime = request.getfixturevalue("tmp_path_factory").mktemp("r")  # a short path, as those of sockets are
     variables = {
         **environment(int(settings.get("gpus", 0)), request),
         "XDG_STATE_HOME": str(folder / ".state"),
         "XDG_RUNTIME_DIR": str(runtime),
     }
-    with Shell(folder, variables, start) as shell:
+    with Shell(folder, variables, subprocess.Popen) as shell:
         printed = [shell.carry_out(command) for command in alike[0].commands]
         shell.leave()
     for block in alike:
@@ -399,14 +390,28 @@ def test_a_page_has_one_name():
         assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
 
 
-MAX_WORDS = 49_600
+MAX_WORDS = 38_000
 """Words of the README and of docs/*.md. What one page describes is a link on the others.
 
-Without those for who changes or extends ddplaunch: docs/decisions/, docs/plugins.md.
-1,900 of them are for several programs, which it could not run before: programs.md, and rows elsewhere.
-420 of them are for `--code`: ssh.md, slurm.md, and rows of reference.md.
-410 are for submitting to Kubernetes.
+Without those for who changes or extends ddplaunch: docs/decisions/, docs/plugins.md. 3,700 words are the options,
+which are generated.
 """
+
+
+MAX_WORDS_OF_A_GUIDE = 700
+"""Of its prose: without programs, their output, and tables."""
+
+
+def prose(text: str) -> str:
+    return "\n".join(line for line in FENCE.sub("", text).splitlines() if not line.startswith("|"))
+
+
+def test_the_guides_are_short():
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("  - Guides:")[2].partition("  - Concepts:")[0]
+    guides = [ROOT / "docs" / name for name in re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)]
+    assert len(guides) > 20
+    counts = {guide.name: len(prose(guide.read_text(encoding="utf-8")).split()) for guide in guides}
+    assert {name: count for name, count in counts.items() if count > MAX_WORDS_OF_A_GUIDE} == {}
 
 
 def test_the_pages_are_short():

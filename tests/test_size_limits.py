@@ -17,12 +17,20 @@ IMPORTED_ON_USE = {"torch", "IPython", "submitit", "jinja2", "psutil", "ctypes",
 
 LATE_IMPORTS = {
     "cli/__init__.py": "--version and a signal in the first milliseconds need no click",
+    "cli/click_commands.py": "rich, for a page in a terminal",
     "cli/dry_run.py": "rich, for a table in a terminal",
+    "cli/pasted/pasted_line.py": "torchrun's options, only for a line of torchrun",
     "cli/run_command.py": "what only a job needs, not a dry run",
+    "cli/target_args.py": "lines of other launchers, which few type",
     "features/debug/node.py": "the debugger, at the first breakpoint",
     "features/devices/command.py": "rich, for a table in a terminal",
+    "features/nccl/job.py": "what is needed when a job stalls",
+    "features/nccl/node.py": "what is needed when a job stalls",
     "features/python/pytest_plugin.py": "pytest loads it in every run of tests where ddplaunch is installed",
+    "features/runs/report.py": "what compares several runs, with the options of run",
+    "features/runs/provenance_probe.py": "subprocess, only in a repository of git",
     "features/ssh/remote_launcher.py": "tar archives, only with --code",
+    "system/target/argument_parser.py": "argparse, for a function that takes a Namespace",
     "system/target/arguments.py": "only for a target with arguments",
 }
 """Files with imports of ours inside functions, besides the hooks of features and folders ``rank/``: why."""

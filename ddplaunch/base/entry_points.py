@@ -27,7 +27,7 @@ class EntryPoint(NamedTuple):
 
 def find_entry_points(group: str, folders: Sequence[str] | None = None) -> list[EntryPoint]:
     """Find the entry points of a group; if a distribution is installed twice, those of the first on ``sys.path``."""
-    found: list[EntryPoint] = []
+    entry_points: list[EntryPoint] = []
     seen: set[str] = set()
     for folder in sys.path if folders is None else folders:
         try:
@@ -40,8 +40,8 @@ def find_entry_points(group: str, folders: Sequence[str] | None = None) -> list[
                 if f"[{group}]" in text and project.lower() not in seen:
                     seen.add(project.lower())
                     title = f"{project.replace('_', '-')} {version}".strip()
-                    found += [EntryPoint(*point, title) for point in parse_entry_points(text, group)]
-    return found
+                    entry_points += [EntryPoint(*point, title) for point in parse_entry_points(text, group)]
+    return entry_points
 
 
 def parse_entry_points(text: str, group: str) -> Iterator[tuple[str, str, str]]:

@@ -1,6 +1,6 @@
 """Exceptions with exit code and hint that only the CLI prints, the launcher's exit codes, and sanitizing of texts.
 
-docs/reference.md quotes the text below each exit code.
+docs/variables.md quotes the text below each exit code.
 """
 
 from __future__ import annotations

@@ -23,4 +23,4 @@ class SignalState:
 
 
 AT_START = SignalState()
-"""Of this process; ``take`` is called before it starts another one."""
+"""The signals of this process; ``take`` is called before it starts another one."""

@@ -22,8 +22,10 @@ from ddplaunch.base.text import closest_match, join_alternatives
 
 G = TypeVar("G", bound="OptionGroup")
 
+VARIABLE_PREFIX = "DDPLAUNCH_"
+
 Read = Callable[["Option", Any], Any]
-"""Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
+"""Converts the text of a value, or the texts of a repeatable option; gets None if the option is not given."""
 
 
 class OptionSource(Enum):
@@ -55,6 +57,17 @@ def format_value(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration with its unit, as an option takes it: "15s", "10m"."""
+    number, unit = next(
+        ((seconds / size, unit) for unit, size in _UNITS if seconds and not seconds % size), (seconds, "s")
+    )
+    return f"{number:g}{unit}"
+
+
+_UNITS = (("h", 3600), ("m", 60))
+
+
 def option_words(spelling: str, text: str) -> tuple[str, ...]:
     """Return the words of an option with its value: one word if the value would be read as an option."""
     return (f"{spelling}={text}",) if text.startswith("-") else (spelling, text)
@@ -67,7 +80,8 @@ class Option(Struct, frozen=True):
     help: str = ""
     read: Read | None = None
     write: Callable[[Any], str] = format_value  # the inverse of ``read``
-    envvar: str | None = None
+    envvar: str | None = None  # of a name of its own; see ``variable``
+    has_variable: bool = True
     off: str | None = None  # the spelling for "no" of a flag with three states: yes, no, unset
     completion: str | None = None  # how a shell completes its value: as "file", "folder" or "any" path
     is_common: bool = False  # it is in the short help too
@@ -84,6 +98,13 @@ class Option(Struct, frozen=True):
     def opts(self) -> list[str]:
         """Its spellings, the longest last."""
         return [word for word in self.spelling.split() if word.startswith("-")] or [self.name]
+
+    @property
+    def variable(self) -> str | None:
+        """The variable that sets it, if it is not on the command line: DDPLAUNCH_NPROC."""
+        if self.is_argument or not self.has_variable:
+            return None
+        return self.envvar or VARIABLE_PREFIX + self.opts[-1].strip("-").replace("-", "_").upper()
 
     @property
     def metavar(self) -> str | None:
@@ -117,17 +138,37 @@ class Option(Struct, frozen=True):
             kind = ChoiceType(self.choices)
         elif self.completion:
             kind = PathType(file_okay=self.completion != "folder", dir_okay=self.completion != "file")
-        how: dict[str, Any] = {"help": self.help, "envvar": self.envvar}
+        how: dict[str, Any] = {"help": self.help, "envvar": self.variable}
         if self.is_flag:
             if self.off:
                 return click.Option([f"{self.opts[-1]}/{self.off}", self.name], type=FlagType(), default=None, **how)
             return click.Option([*self.opts, self.name], is_flag=True, type=FlagType(), **how)
-        if (read := self.read) is not None:
-            how["callback"] = lambda ctx, param, text: read(self, text)
+        if self.read is not None:
+            how["callback"] = self._read_for_click
+        if self.multiple and kind is None:
+            kind = _TextType()
         if self.default is not None and not self.multiple:
-            how |= {"default": self.write(self.default), "show_default": True}
+            text = format_duration(self.default) if self.metavar == "TIME" else self.write(self.default)
+            how |= {"default": text, "show_default": True}
         metavar = None if self.choices else self.metavar
         return click.Option([*self.opts, self.name], metavar=metavar, type=kind, multiple=self.multiple, **how)
+
+    def _read_for_click(self, context: click.Context, param: click.Parameter, text: Any) -> Any:
+        """Convert a value; an error about one from a variable names the variable."""
+        assert self.read is not None
+        try:
+            return self.read(self, text)
+        except UsageError as error:
+            if value_source(context, self.name) is not OptionSource.VARIABLE:
+                raise
+            raise UsageError(error.message.replace(f"{self.opts[-1]} ", f"{self.variable}=", 1), error.hint) from None
+
+
+class _TextType(click.types.StringParamType):
+    """One value of a repeatable option; click would split that of a variable at its spaces."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
 
 
 class OptionGroup(Struct, frozen=True):
@@ -149,13 +190,13 @@ class OptionGroup(Struct, frozen=True):
 @cache
 def declared_options(kind: type[OptionGroup]) -> tuple[Option, ...]:
     """Return the options of a group, completed with what their fields say."""
-    found = []
+    options = []
     for name, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
         value_type, option = get_args(kind.__annotations__[name])
         is_flag = value_type in (bool, bool | None)
         multiple = value_type == tuple[str, ...]
-        found.append(msgspec.structs.replace(option, name=name, default=default, is_flag=is_flag, multiple=multiple))
-    return tuple(found)
+        options.append(msgspec.structs.replace(option, name=name, default=default, is_flag=is_flag, multiple=multiple))
+    return tuple(options)
 
 
 class Options:
@@ -271,7 +312,9 @@ class ChoiceType(click.Choice):  # type: ignore[type-arg]  # not generic before 
         if value in self.choices or param is None or ctx is None:
             return value
         name, near = param.opts[-1], closest_match(value, self.choices)
-        what = f"{name} {sanitize_line(value, 60)}: expected {join_alternatives(self.choices)}"
+        by_variable = value_source(ctx, param.name or "") is OptionSource.VARIABLE
+        given = f"{param.envvar}=" if by_variable else f"{name} "
+        what = f"{given}{sanitize_line(value, 60)}: expected {join_alternatives(self.choices)}"
         raise UsageError(what, f"did you mean {name} {near}?" if near else f"{ctx.command_path} --help shows more")
 
 

@@ -29,7 +29,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def closest_match(word: str, candidates: Iterable[str]) -> str | None:
-    """Find the known word of which ``word`` may be a misspelling or the beginning; None if unsure."""
+    """Find the known word that ``word`` misspells or begins; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
     limit = max(1, letters // 3)
@@ -78,13 +78,13 @@ def format_clock(seconds: float) -> str:
 
 def group_consecutive(numbers: Iterable[int]) -> list[list[int]]:
     """Group consecutive numbers: [[0, 1, 2], [8]]."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
         else:
-            found.append([number])
-    return found
+            groups.append([number])
+    return groups
 
 
 def format_ranks(numbers: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
 """The command line: ``main`` runs the command of ``sys.argv``, prints its error and returns its exit code.
 
-Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from the words to the job. A
-command about a run finds it by ``locate``, and its launcher answers to ``client``. Commands of features are in their
-folders.
+Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from parsing the
+command line to running the job. A command about a run finds it by ``lookup``, and its launcher answers to ``client``.
+Commands of features are in their folders.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from ddplaunch.cli.console_output import print_error
 from ddplaunch.system.plan.launch_command import python_command
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+LAUNCHER_COMMENT = "python -c … is ddplaunch; no file of the current folder can take the place of a module of Python's."
+"""Explains ``launcher_command`` where users read it: in scripts and manifests."""
 
 
 def launcher_command(python: str) -> list[str]:
@@ -155,6 +159,6 @@ def exit_fast(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # `| head` has read enough
+        except OSError:  # the reader has closed the pipe, as `| head` does
             pass
     os._exit(code)

@@ -22,7 +22,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
@@ -75,6 +74,8 @@ MAX_EDITS = 2
 _SCRIPT_OPTION_HINT = "it is an option of the script: put it after the script's name"
 _FOREIGN_OPTION_HINTS = {
     "--version": "ddplaunch --version shows it",
+    "-q": "--show none hides the output of the ranks",
+    "-v": "--dry-run shows the plan, ddplaunch top the state of the ranks",
     "--quiet": "--show none hides the output of the ranks",
     "--verbose": "--dry-run shows the plan, ddplaunch top the state of the ranks",
     "--multi-gpu": "leave it out: the default is one rank per visible GPU; --nproc sets another number",  # accelerate
@@ -89,9 +90,6 @@ _FOREIGN_OPTION_HINTS = {
     "--precision": "set it in the code: Fabric(precision=…) or Trainer(precision=…)",
 }
 """Options of other launchers without an equivalent, and what to do instead."""
-
-_PYTHON_PATTERN = r"(.*/)?python(\d[\d.]*)?"
-"""A target that is an interpreter, as in ``ddplaunch run python train.py``: an error."""
 
 
 class SplitArgv(Struct, frozen=True):
@@ -172,9 +170,6 @@ def split_argv(
     if is_option(rest[0]):
         raise _unknown_option_error(rest[0], grammar)
     target = rest.pop(0)
-    if rest and re.fullmatch(_PYTHON_PATTERN, target) and TARGET_KIND_OPTIONS.isdisjoint(options):
-        script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
-        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shlex.join(script)}")
     grammar = grammar.after_target(options, is_torchrun=translated.is_torchrun)
     return _split_after_target(SplitArgv(options, target, ()), rest, grammar, target_has, translated.env_only_options)
 
@@ -222,12 +217,12 @@ def _find_misspelt(
     head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, target_has: TargetHasOption
 ) -> dict[str, str]:
     """Find misspelt trailing options before a ``--``, and the options that they misspell."""
-    found = {}
+    misspelt = {}
     for name in map(option_name, takewhile(lambda word: word != "--", rest)):
         option = grammar.find_intended(name) if is_option(name) else None
         if option and not target_has(head, name) and not target_has(head, with_dashes(name)):
-            found[name] = option
-    return found
+            misspelt[name] = option
+    return misspelt
 
 
 def _end_of_trailing(head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, misspelt: Mapping[str, str]) -> int:
@@ -257,12 +252,12 @@ def command_with_dry_run_for_program(line: SplitArgv) -> str | None:
 
 def option_values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
     """Return the options in ``words`` with their values, "" for flags; the last one counts, as in click."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        found[name] = next(rest) if options.get(name) and not equals else value
-    return found
+        values[name] = next(rest) if options.get(name) and not equals else value
+    return values
 
 
 def _check_not_empty(values: Mapping[str, str], options: Mapping[str, bool]) -> None:
@@ -290,7 +285,8 @@ def end_of_options(words: Sequence[str], options: Mapping[str, bool], start: int
             start += 1
             if start == len(words):
                 raise UsageError(f"{name} needs a value", "ddplaunch run --help-all shows which")
-            if words[start].startswith("--") or words[start] in TARGET_KIND_OPTIONS | HELP:
+            is_one_word = len(words[start].split()) < 2  # else it is a value that has an option in it, as of --grid
+            if (words[start].startswith("--") and is_one_word) or words[start] in TARGET_KIND_OPTIONS | HELP:
                 what = f"{name} needs a value, and {words[start]} looks like an option"
                 raise UsageError(what, f"if that is its value: {name}={words[start]}")
         start += 1
@@ -338,27 +334,27 @@ def _ambiguity_error(
         misspelt.get(option_name(word), option_name(word)) + word[len(option_name(word)) :] for word in rest[:end]
     ]
     try:
-        found, left = _extract_options([*corrected, *rest[end:]], candidates)
+        extracted, left = _extract_options([*corrected, *rest[end:]], candidates)
     except UsageError as error:
         return UsageError(message if message and misspelt else error.message, for_program)
-    if rejected := next((name for name in map(option_name, found) if name in replacements), None):
+    if rejected := next((name for name in map(option_name, extracted) if name in replacements), None):
         return UsageError(message, f"ddplaunch's:   {replacements[rejected]}\n{for_program}")
     flags = {name for name, takes in candidates.items() if not takes}
-    found = tuple(option_name(word) if option_name(word) in flags else word for word in found)  # --dry-run=1
-    for_ddplaunch = f"ddplaunch's:   {_join_argv(SplitArgv(head.options + found, head.target, left), ambiguous)}"
+    extracted = tuple(option_name(word) if option_name(word) in flags else word for word in extracted)  # --dry-run=1
+    for_ddplaunch = f"ddplaunch's:   {_join_argv(SplitArgv(head.options + extracted, head.target, left), ambiguous)}"
     return UsageError(message, f"{for_ddplaunch}\n{for_program}")
 
 
 def _extract_options(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Take all of ``options`` out of ``words``, up to a ``--``; return them and the words that are left."""
-    found, left, start = list[str](), list[str](), 0
+    extracted, left, start = list[str](), list[str](), 0
     while start < len(words) and words[start] != "--":
         end = end_of_options(words, options, start)
-        found += words[start:end]
+        extracted += words[start:end]
         if end == start:
             left.append(words[start])
         start = max(end, start + 1)
-    return tuple(found), (*left, *words[start if left else start + 1 :])
+    return tuple(extracted), (*left, *words[start if left else start + 1 :])
 
 
 def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
@@ -380,7 +376,7 @@ def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:
     """Build the error of an unknown option before the target, with what may have been intended."""
     name, options = option_name(word), grammar.options
     dashed = with_dashes(name)
-    if dashed not in options and dashed in _FOREIGN_OPTION_HINTS:
+    if dashed in _FOREIGN_OPTION_HINTS and not (dashed in options or dashed in grammar.foreign_names):
         return UsageError(f"no such option: {name}", _FOREIGN_OPTION_HINTS[dashed])
     near = dashed if dashed in options else grammar.foreign_names.get(dashed) or closest_match(dashed, options)
     if near and " " in near:  # a command: the option is another command's

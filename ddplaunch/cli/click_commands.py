@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import sys
 import textwrap
 from importlib import import_module
 from itertools import groupby
@@ -13,6 +15,7 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
+    ZshComplete,
     add_completion_class,
     get_completion_class,
     split_arg_string,
@@ -22,7 +25,8 @@ from ddplaunch import __version__
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
-from ddplaunch.cli.console_output import print_note
+from ddplaunch.cli.console_output import is_colour_allowed, print_note
+from ddplaunch.cli.help_colours import HelpContext
 from ddplaunch.core.feature import Command
 from ddplaunch.core.feature_registry import load_features
 
@@ -60,6 +64,10 @@ _FOREIGN_COMMANDS = {"version": "--version"} | {word: name for name, each in COM
 """Names of commands in other programs, and what an error suggests."""
 
 
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "python", "python3")
+"""Other launchers, whose lines may stand after ``ddplaunch``."""
+
+
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -71,6 +79,7 @@ class _Commands(click.Group):
         if COMMANDS[cmd_name].module != _RUN:  # which first finds out in which form messages are written
             print_left_out()
         assert isinstance(command, click.Command)
+        command.context_class = HelpContext
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -100,15 +109,23 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _suggest_run(args)
+        elif word in _LAUNCHERS:
+            run = self.get_command(ctx, "run")
+            assert run is not None
+            run.make_context("run", list(args), parent=ctx)  # raises the error with the line to type
+            hint = _suggest_run(args)
         else:
             near = _FOREIGN_COMMANDS.get(word) or closest_match(word, COMMANDS)
             near = near and f"ddplaunch {near}"
             hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
-        raise UsageError(f"{word} is not a command of ddplaunch", hint)
+        raise UsageError(f'unknown command "{sanitize_line(word, 60)}"', hint)
 
 
 def _suggest_run(words: list[str]) -> str:
-    return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
+    return f"to start a run: {shlex.join(['ddplaunch', 'run', *words])}"
+
+
+_Commands.context_class = HelpContext
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -151,14 +168,27 @@ def print_left_out() -> None:
 
 def _bad_value(error: click.BadParameter) -> str:
     """Return the message about an invalid value; for a choice in the same form as for ``run``."""
-    found = re.fullmatch(r"'(.*)' is not one of .*", error.message)
-    if not (found and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
+    if isinstance(error, click.MissingParameter):
+        return _missing_value(error)
+    match = re.fullmatch(r"'(.*)' is not one of .*", error.message)
+    if not (match and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
         return error.format_message().rstrip(".")
     option = isinstance(error.param, click.Option)
     name = error.param.opts[-1] if option else str(error.ctx.info_name)
     return (
-        f"{name} {sanitize_line(found[1], 60)}: expected {join_alternatives(tuple(map(str, error.param.type.choices)))}"
+        f"{name} {sanitize_line(match[1], 60)}: expected {join_alternatives(tuple(map(str, error.param.type.choices)))}"
     )
+
+
+def _missing_value(error: click.MissingParameter) -> str:
+    """Return the message about a missing argument in one line; click lists choices in lines of their own."""
+    param = error.param
+    command = str(error.ctx.info_name) if error.ctx else "the command"
+    if param is None:
+        return f"{command} needs another argument"
+    if isinstance(param.type, click.Choice):
+        return f"{command} needs {join_alternatives(tuple(map(str, param.type.choices)))}"
+    return f"{command} needs {param.make_metavar(error.ctx) if error.ctx else param.name}"
 
 
 class _Bash(BashComplete):
@@ -183,7 +213,16 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value.removeprefix(before + colon)}"
 
 
+class _Zsh(ZshComplete):
+    """Loads zsh's own completion first, where ~/.zshrc has not: without it ``compdef`` is an error."""
+
+    source_template = ZshComplete.source_template.replace(
+        "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "
+    )
+
+
 add_completion_class(_Bash)
+add_completion_class(_Zsh)
 
 
 def completion_script(shell: str) -> str | None:
@@ -220,18 +259,38 @@ def help(ctx: click.Context, topic: str | None) -> None:
         with command.make_context(topic, ["--help"], parent=ctx.parent):
             return
     pages = _pages()
+    topic = _OTHER_TOPICS.get(topic, topic) if topic else None
     if topic is None:
         click.echo(ctx.parent.get_help())
         click.echo(
             f"\nPages:\n{textwrap.fill(' '.join(sorted(pages)), 78, initial_indent='  ', subsequent_indent='  ')}"
         )
     elif topic in pages:
-        with open(pages[topic], encoding="utf-8") as file:
-            click.echo_via_pager(file.read())
+        _show_page(pages[topic])
     else:
         near = closest_match(topic, [*COMMANDS, *pages])
         hint = f"did you mean ddplaunch help {near}?" if near else "ddplaunch help lists the commands and pages"
-        raise UsageError(f"no command or page is called {sanitize_line(topic, 60)}", hint)
+        raise UsageError(f'no command or page named "{sanitize_line(topic, 60)}"', hint)
+
+
+_OTHER_TOPICS = {
+    **{"live": "runs", "effective": "goodput", "sidecar": "programs", "scale": "performance", "faults": "performance"},
+    **dict.fromkeys(("gridengine", "sge", "pbs-lsf", "pbs", "lsf"), "schedulers"),
+    **dict.fromkeys(("accelerate", "deepspeed", "mpirun", "lightning", "ray"), "coming-from"),
+}
+"""Words that are no pages, and the pages that describe these."""
+
+
+def _show_page(path: str) -> None:
+    """Show a page: rendered in a terminal, as Markdown elsewhere."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if not sys.stdout.isatty():
+        return click.echo(text)
+    from ddplaunch.cli.page_view import render_page  # rich, which takes longer than all other help
+
+    colour = is_colour_allowed()
+    click.echo_via_pager(render_page(text, shutil.get_terminal_size().columns, colour=colour), color=colour)
 
 
 def _pages() -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_count
-from ddplaunch.core.options import Elastic, Nodes, Ranks
+from ddplaunch.core.options import Elastic, Nodes, RanksPerNode
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
@@ -58,7 +58,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
         return options, None
     nnodes, node_rank, nproc = cluster_env.nnodes, cluster_env.node_rank, cluster_env.nproc
     if cluster_env.rank_assignment is not None:
-        if (typed := options[Ranks].nproc) not in (None, "1") and options.is_set("nproc"):
+        if (typed := options[RanksPerNode].nproc) not in (None, "1") and options.is_set("nproc"):
             raise _already_started_error(cluster_env, cluster_env.rank_assignment, typed)
         if options.sources["nproc"] is OptionSource.FILE:  # meant for jobs that ddplaunch starts
             options = options.with_values(OptionSource.CLUSTER, {"nproc": "1"})
@@ -170,11 +170,12 @@ def ignored_rank_variables(options: Options) -> str | None:
     """
     present = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
     is_single = len(present) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
-    if not is_single or options[Ranks].nproc in (None, "1") or options[Nodes].cluster:
+    if not is_single or options[RanksPerNode].nproc in (None, "1") or options[Nodes].cluster:
         return None
     if any(os.environ.get(name) for name in (IN_RANK_VARIABLE, "TORCHELASTIC_RUN_ID")):  # a rank of another launcher
         return None
-    return f"ignoring {', '.join(present)} from the environment: --nproc {options[Ranks].nproc} starts its own ranks"
+    nproc = options[RanksPerNode].nproc
+    return f"ignoring {', '.join(present)} from the environment: --nproc {nproc} starts its own ranks"
 
 
 def _already_started_error(cluster_env: ClusterEnv, place: RankAssignment, nproc: str) -> BaseException:

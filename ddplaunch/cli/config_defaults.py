@@ -117,10 +117,10 @@ def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]
     if options[DryRun].no_config:
         return options, ()
     known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
-    found = _read_run({key: option for key, option in known.items() if option.in_project}, known, cwd, environ)
+    defaults = _read_run({key: option for key, option in known.items() if option.in_project}, known, cwd, environ)
     new: dict[str, Any] = {}
     used: list[str] = []
-    for name, default in found.values.items():
+    for name, default in defaults.values.items():
         if options.sources[name] is OptionSource.DEFAULT:
             option = next(each for each in OPTIONS if each.name == name)
             new[name] = _option_value(option, default.value, default.file)
@@ -128,10 +128,10 @@ def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]
                 new[name] = os.path.join(os.path.dirname(default.file), new[name])
             used += option.to_argv(new[name])
     if not new:
-        return options, found.notes
-    file = next(iter(found.values.values())).file
+        return options, defaults.notes
+    file = next(iter(defaults.values.values())).file
     note = (f"defaults of {file}: {' '.join(used)}",) if used else ()
-    return options.with_values(OptionSource.FILE, new), (*found.notes, *note)
+    return options.with_values(OptionSource.FILE, new), (*defaults.notes, *note)
 
 
 def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
@@ -191,11 +191,11 @@ def _find_project_file(cwd: str, environ: Mapping[str, str], untrusted: list[_Un
     device = _filesystem_of(cwd)
     folder = cwd
     while True:
-        found = _read_if_trusted(os.path.join(folder, PROJECT_FILE), untrusted)
+        file = _read_if_trusted(os.path.join(folder, PROJECT_FILE), untrusted)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
-        if found or top or _filesystem_of(above) != device:
-            return found
+        if file or top or _filesystem_of(above) != device:
+            return file
         folder = above
 
 

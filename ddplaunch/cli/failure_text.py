@@ -16,8 +16,14 @@ _ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer: messages of gloo that differ
 _MAX_LINE = 400  # characters: five lines of a terminal
 
 
-def render_verdict(verdict: FailureReport, nnodes: int) -> str:
-    """Render the report as text with ANSI styles (click.echo removes them if they are not wanted)."""
+_ARGPARSE_ERROR = r"\S+: error: .+"  # the last line of a program that does not know an option
+
+
+def render_verdict(verdict: FailureReport, nnodes: int, *, was_shown: bool = False) -> str:
+    """Render the report as text with ANSI styles (click.echo removes them if they are not wanted).
+
+    ``was_shown``: the output of the first failure stands above, so an error of argparse is not repeated.
+    """
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
     lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
@@ -30,7 +36,7 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
         lines += [f"  {_truncate(line)}" for line in first.traceback.rstrip("\n").split("\n")]
     elif first.message and first.pid and not verdict.blame:
         lines.append(f"  {_truncate(first.message)}")
-    elif first.tail:
+    elif first.tail and not (was_shown and first.exit_code == 2 and re.fullmatch(_ARGPARSE_ERROR, first.tail[-1])):
         lines.append(click.style("  its last lines:", dim=True))
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:

@@ -133,6 +133,6 @@ def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]
                 message = f"{error.message} in {timeout_s:g} s (--join-timeout)"
                 raise NameTimeout(message, error.hint) from None
             if not noted:
-                note(f"waiting for node 0's own name: {address} does not resolve yet")
+                note(f"cannot resolve --master-addr {address}, which is this machine; retrying")
             noted = True
         time.sleep(min(_NAME_RETRY_S, timeout_s))

@@ -26,7 +26,7 @@ from ddplaunch.core.agent.runner import NodeRunner
 from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.events import Event, Observers
-from ddplaunch.core.failures import JobResult
+from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import IsolatedLoop, Isolation
@@ -74,7 +74,7 @@ def build_node_job(
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     if plan.world_size > 1:
-        unknown = find_unknown_interfaces({**os.environ, **plan.environment(plan.local_ranks[0])})
+        unknown = find_unknown_interfaces({**os.environ, **plan.rank_environment(plan.local_ranks[0])})
         where = "this machine" if plan.nnodes == 1 else host_name()  # over SSH all of them print to one terminal
         notes += (f"{each}: {where} has no such network interface" for each in unknown)
     print_notes(*filter(None, notes))
@@ -101,6 +101,7 @@ class NodeJob:
         """
         self._plan = plan
         self._has_ended = False  # then notes go to stderr
+        self._show_rules = node_config.show
         loop = start.loop
         alone = job_config.port is None
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
@@ -166,6 +167,9 @@ class NodeJob:
             self._sides.close()
             self._control_socket.close(code)
         self._has_ended = True
+        if not self._screen.can_report:  # a signal has ended the wait for the reader
+            self._sides.finish()
+            return code
         try:
             self._print_result(result)
         finally:  # these may take some seconds
@@ -173,7 +177,7 @@ class NodeJob:
         if self._log.path:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
-            print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+            print_note(f"log folder: {self._log.path}{where}", path=self._log.path, host=host)
         if self._log.incomplete_note:
             print_note(self._log.incomplete_note)
         if self._screen.lost_lines_note:
@@ -222,9 +226,14 @@ class NodeJob:
 
     def _report(self, result: JobResult) -> None:
         if result.verdict:
-            report = render_verdict(result.verdict, self._plan.nnodes)
+            report = render_verdict(result.verdict, self._plan.nnodes, was_shown=self._was_shown(result.verdict.first))
             text = result.verdict.blame or result.verdict.first.headline
-            print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": result.verdict}, human_text=report))
+            print_message(LogMessage(MessageKind.FAILURE, text, {"failure": result.verdict}, human_text=report))
+
+    def _was_shown(self, failure: RankFailure) -> bool:
+        """Whether the stderr of a rank was shown here."""
+        rank = next((each for each in self._plan.local_ranks if each.rank == failure.rank), None)
+        return rank is not None and 2 in self._show_rules.streams_for(rank)
 
 
 def _write_exit_file(code: int, failed_host: str | None) -> None:

@@ -10,8 +10,9 @@ import signal
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options
+from ddplaunch.cli.option_variables import OPTION_VARIABLES
 from ddplaunch.cli.planning import plan_zygote
-from ddplaunch.core.agent.process_tree import ProcessTree
+from ddplaunch.core.agent.process_tree import LAUNCHER_VARIABLES, ProcessTree
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.options import Preemption
 from ddplaunch.core.signals import STOP_SIGNALS
@@ -19,6 +20,13 @@ from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.processes.process_limits import check_proc
+
+
+def plan_node_zygotes(options: Options, plan: Plan) -> tuple[ZygoteSettings, dict[str, str]]:
+    """Return how this node starts its zygotes, and the variables of the launcher that are for its descendants."""
+    own = LAUNCHER_VARIABLES.union(OPTION_VARIABLES)
+    environ = {name: value for name, value in os.environ.items() if name not in own}
+    return ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal), environ
 
 
 class NodeStart:
@@ -32,9 +40,9 @@ class NodeStart:
         """
         check_proc()
         self.loop = EventLoop()
-        self.settings = ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal)
+        self.settings, environ = plan_node_zygotes(options, plan)
         source = load_features().make_zygote_source(options)
-        self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id, source)
+        self.tree = ProcessTree(self.loop, self.settings, environ, plan.run_id, source)
         if plan.nnodes == 1:
             # Until the loop has handlers for them, and unblocks them: a zygote must not outlive its launcher.
             signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, *FORWARDED_SIGNALS} - {signal.SIGCONT})

@@ -90,7 +90,7 @@ def describe_variables(plan: Plan) -> tuple[str, str]:
     """Return the variables that are equal on all ranks, with their values, and the names of the others."""
     masked = [name for name in plan.device_masks[0] if name not in _PER_RANK_VARIABLES] if plan.device_masks else []
     own = [*_PER_RANK_VARIABLES, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
-    common = {name: value for name, value in plan.environment(plan.shown_ranks[0]).items() if name not in own}
+    common = {name: value for name, value in plan.rank_environment(plan.shown_ranks[0]).items() if name not in own}
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
@@ -26,6 +25,7 @@ from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.option_values import AUTO
 from ddplaunch.core.options import DryRun, Elastic, Nodes, Starting
 from ddplaunch.core.zygote_plan import ZygotePlan
+from ddplaunch.system import run_name
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
 from ddplaunch.system.plan.plan import Plan
@@ -63,7 +63,7 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
         spec = feature.adjust_spec(options, spec, target, is_remote=remote)
     machine, machine_notes = read_machine(os.environ, spec, runs_here=not remote)
     all_notes += machine_notes
-    run_id = options[Nodes].run_id or new_run_id()
+    run_id = new_run_id(options, target)
     if options[Elastic].spares and options[DryRun].dry_run:
         all_notes.append(_describe_spares(options))
 
@@ -120,7 +120,7 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
 
 
 def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
-    """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
+    """Plan what this node's zygote does before the ranks start: nothing, unless a feature adds something."""
     start = options[Starting].start
     zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
     if start == "exec" or (start == "auto" and sys.platform != "linux"):
@@ -131,6 +131,16 @@ def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
     return zygote_plan
 
 
-def new_run_id() -> str:
-    """Return the run id of a job without --run-id: the time and random digits."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+def new_run_id(options: Options, target: Target) -> str:
+    """Return --run-id, or a new name for the run: of --name or the target, with a number.
+
+    A dry run reserves no number, nor does a run that is not recorded: its default name is the time with random digits.
+    A node that is not the first gets the name from node 0.
+    """
+    nodes, is_recorded = options[Nodes], not options.value("no_history")
+    if nodes.run_id:
+        return nodes.run_id
+    if (nodes.node_rank and nodes.node_rank != AUTO) or not (is_recorded or nodes.name):
+        return run_name.random_name()
+    reserves = is_recorded and not options[DryRun].dry_run
+    return run_name.next_name(nodes.name or run_name.stem_of(target), plain_first=bool(nodes.name), reserve=reserves)

@@ -22,6 +22,7 @@ from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.job_config_options import check_nodes, read_job_config
+from ddplaunch.cli.option_variables import drop_variables_of_host, note_unknown_variables
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
@@ -40,6 +41,7 @@ from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.core.output.log_message import FORMATTER
+from ddplaunch.system.target.spawn_call import note_spawn_call
 from ddplaunch.system.target.target import Target
 
 
@@ -66,6 +68,7 @@ class _RunCommand(TargetCommand):
         typed_json = "--log-json" in takewhile(lambda word: word != "--", args)
         FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
         print_left_out()
+        drop_variables_of_host(os.environ)
         known = spellings(self.get_params(ctx))
         args = load_features().rewrite_words(args, known)
         translation = translate_torchrun(args, known, os.environ)
@@ -73,7 +76,7 @@ class _RunCommand(TargetCommand):
         if requested := [word for word in line.options if word in HELP]:
             return super().parse_args(ctx, requested[:1])
         check_target(line, known, "run")
-        ctx.obj = parse_notes_for(line, translation)
+        ctx.obj = parse_notes_for(line, translation, note_unknown_variables(os.environ))
         try:
             return super().parse_args(ctx, [*line.options, "--", line.target or "", *line.program_args])
         except click.BadOptionUsage as error:
@@ -97,7 +100,8 @@ def run(ctx: click.Context, /, **_: object) -> int:
     --node-rank, --master-addr, --master-port and --dry-run are still options of ddplaunch.
 
     A function receives rank, local_rank, world_size, device and others by parameter name, and its other parameters
-    from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
+    from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`. Variables set options as
+    well: DDPLAUNCH_NPROC=4 is --nproc 4.
     """
     parse_notes = ctx.find_object(ParseNotes) or ParseNotes()
     options = Options.from_click(GROUPS, ctx, parse_notes.from_variables)
@@ -150,7 +154,7 @@ def _run_instead(
     instead: RunInstead, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> int:
     """Run the job by a feature, in place of a launcher here; return its exit code."""
-    FORMATTER.run_id = options[Nodes].run_id or new_run_id()
+    FORMATTER.run_id = new_run_id(options, target)
     print_notes(*parse_notes.torchrun_notes, *file_notes, *_lookalikes(parse_notes))
     return instead.run(target, FORMATTER.run_id)
 
@@ -178,5 +182,6 @@ def _make_plan(
     FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
     show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
-        print_notes(*_lookalikes(parse_notes))
+        spawn = note_spawn_call(target, len(plan.local_ranks))
+        print_notes(*_lookalikes(parse_notes), *([spawn] if spawn else []))
     return planning, show_rules

@@ -10,8 +10,8 @@ from ddplaunch.core.feature_registry import load_features
 
 # fmt: off
 CORE_GROUPS: tuple[type[OptionGroup], ...] = (
-    core.TargetOptions, core.Ranks, core.Nodes, core.Connections, core.Elastic, core.Starting, core.Role, core.Stopping,
-    core.TimeLimit, core.Preemption, core.Output, core.Logging, core.Inspecting,
+    core.TargetOptions, core.RanksPerNode, core.Nodes, core.Connections, core.Elastic, core.Starting, core.Role,
+    core.Stopping, core.TimeLimit, core.Preemption, core.Output, core.Logging, core.Inspecting,
     core.DryRun,
 )
 # fmt: on

@@ -15,6 +15,7 @@ from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
+LAST = "last"  # the rank of the highest number: it prints the loss of a pipeline
 _LOCAL = "local:"  # the numbers after it are local ranks
 
 
@@ -50,9 +51,13 @@ def _parse_show(text: str, plan: Plan) -> ShowRules:
             local, part = True, part.removeprefix(_LOCAL)
         who, slash, stream = part.partition("/")
         number = parse_int(who)
+        if who == LAST:
+            if plan.min_nodes is not None and not local:
+                raise UsageError(f"--show {text}: the last rank changes with the number of nodes", "--show local:last")
+            number = (len(plan.local_ranks) if local else plan.world_size) - 1
         known = who in ("all", "none") or (number is not None and number >= 0)
         if not known or stream not in _STREAMS or bool(slash) != bool(stream):
-            what = f"--show {text}: expected all, none, ranks like 0,3, or local:0"
+            what = f"--show {text}: expected all, none, last, ranks like 0,3, or local:0"
             raise UsageError(what, "0/err is only the stderr of rank 0")
         streams = _STREAMS["none" if who == "none" else stream]
         rules.append(ShowRule(None, streams=streams) if number is None else ShowRule(number, local, streams))

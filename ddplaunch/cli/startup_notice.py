@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.text import format_count, join_names
+from ddplaunch.base.text import format_count
 from ddplaunch.core.events import (
     AttemptPlanned,
     AttemptSwept,
@@ -26,7 +26,7 @@ class StartupNotice:
     def __init__(self, loop: EventLoop, screen: Screen, modules: Sequence[str]) -> None:
         """``modules``: preloaded for all ranks."""
         self._loop, self._screen, self._modules = loop, screen, modules
-        self._awaited = ""
+        self._activity = ""  # "importing torch"
         self._pending_ranks = 0  # without a process
         self._timer: Timer | None = None
         self._is_shown = False
@@ -35,10 +35,10 @@ class StartupNotice:
         match event:
             case AttemptPlanned(plan=plan):
                 self._pending_ranks = len(plan.local_ranks)
-                self._awaited = f"the import of {join_names(self._modules)}" if self._modules else "Python"
+                self._activity = f"importing {_name_modules(self._modules)}" if self._modules else "waiting for Python"
                 self._begin()
             case ZygoteReady():
-                self._awaited = "their processes"
+                self._activity = "waiting for their processes"
                 if self._timer is not None:
                     self._begin()
             case RankStarted():
@@ -54,7 +54,7 @@ class StartupNotice:
 
     def _show_notice(self) -> None:
         self._is_shown = True
-        text = f"starting {format_count(self._pending_ranks, 'rank')}: waiting for {self._awaited}"
+        text = f"starting {format_count(self._pending_ranks, 'rank')}: {self._activity}"
         self._screen.show_footer(text, of_job=True, waited=STARTUP_NOTICE_DELAY_S)
 
     def _end(self) -> None:
@@ -64,3 +64,9 @@ class StartupNotice:
         if self._is_shown:
             self._is_shown = False
             self._screen.show_footer("", of_job=True)
+
+
+def _name_modules(modules: Sequence[str]) -> str:
+    """Name one or two modules, or the first of more: "torch and 4 more"."""
+    first, *others = modules
+    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} more'}" if others else first

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 from msgspec import Struct
@@ -14,7 +15,9 @@ from ddplaunch.cli.argv_splitter import (
     SplitArgv,
     TranslatedArgv,
     command_with_dry_run_for_program,
+    end_of_options,
     has_unknown_option,
+    is_option,
     option_name,
 )
 from ddplaunch.cli.torchrun.translator import translate
@@ -29,10 +32,31 @@ TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHEL
 class ParseNotes(Struct, frozen=True):
     """Notes on how a command line was read."""
 
-    torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options
+    torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options, and on variables
     lookalike_note: str | None = None  # options of ddplaunch's that went to the program
     alternative_command: str | None = None  # the command that passes a trailing --dry-run to the program
     from_variables: frozenset[str] = frozenset()  # options set by torchrun's variables
+
+
+_LAUNCHERS = re.compile(
+    r"(.*/)?(torchrun|accelerate|accelerate-launch|deepspeed|mpirun|mpiexec|horovodrun|srun|env|i?python[\d.]*)"
+    r"|[A-Za-z_]\w*=.*|torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.runner"
+    r"|--(num|machine|main|enable)[-_].*|--npernode|--map-by|-np|-npernode|-H"
+)
+"""What a line of another launcher begins with; ``cli/pasted`` reads it."""
+
+
+def check_not_pasted(words: Sequence[str], known: Mapping[str, bool], *, options: bool = True) -> None:
+    """Raise UsageError if the words after the options are a line of another launcher, with the line to type.
+
+    ``options``: also if they begin with an option that only another launcher has.
+    """
+    end = end_of_options(words, known)
+    first = next((word for word in words[end : end + 2] if word != "--"), "")
+    if _LAUNCHERS.fullmatch(option_name(first)) and (options or not is_option(first)):
+        from ddplaunch.cli.pasted import pasted_line  # few lines need it
+
+        pasted_line.check_not_pasted(words, known)
 
 
 def translate_torchrun(
@@ -43,7 +67,8 @@ def translate_torchrun(
     refused: Mapping[str, str] = {},
     skipped: Collection[str] = (),
 ) -> TranslatedArgv:
-    """Translate torchrun's options, in words and variables."""
+    """Translate torchrun's options, in words and variables. Raises UsageError for a whole line of another launcher."""
+    check_not_pasted(words, known, options=not skipped)
     if not (has_unknown_option(words, known) or any(name.startswith(TORCHRUN_VARIABLE_PREFIXES) for name in environ)):
         return TranslatedArgv(words)
 
@@ -59,15 +84,15 @@ def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> No
         raise UsageError(f"the target is missing{taken}", hint)
 
 
-def parse_notes_for(line: SplitArgv, translation: TranslatedArgv) -> ParseNotes:
-    """Return the notes on a command line."""
+def parse_notes_for(line: SplitArgv, translation: TranslatedArgv, notes: tuple[str, ...] = ()) -> ParseNotes:
+    """Return the notes on a command line, ``notes`` among them."""
     lookalikes = None
     if line.lookalikes:
         *first, last = line.lookalikes
         named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
         lookalikes = f"{named} to {line.target}; options of ddplaunch come before it"
     from_variables = translation.env_only_options - set(map(option_name, line.trailing_options))
-    return ParseNotes(translation.notes, lookalikes, command_with_dry_run_for_program(line), from_variables)
+    return ParseNotes((*translation.notes, *notes), lookalikes, command_with_dry_run_for_program(line), from_variables)
 
 
 def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
@@ -91,7 +116,7 @@ def current_directory() -> str:
     try:
         return os.getcwd()
     except OSError:
-        raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
+        raise UsageError("the current folder does not exist any more", "cd to one that exists") from None
 
 
 def resolve_target(options: Options, lookalike_note: str | None) -> Target:

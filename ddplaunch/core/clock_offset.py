@@ -16,13 +16,13 @@ from msgspec import Struct
 from ddplaunch.core.messages import HeartbeatMessage
 
 MAX_UNANSWERED = 16  # own heartbeats that the peer has not answered yet
-MAX_DRIFT = 15e-6  # seconds per second by which two clocks may diverge (NTP's PHI)
+MAX_DRIFT = 15e-6  # seconds per second that two clocks may diverge (NTP's PHI)
 MIN_CLOCK_DIFFERENCE_S = 0.1  # of two clocks, to convert times without a round trip
 MAX_REPLY_AGE_S = 3600.0  # a received heartbeat is not answered later than this
 
 
 class ClockOffset(Struct, frozen=True):
-    """Seconds by which a peer's clock is ahead of the local one, and the largest error of that."""
+    """Seconds that a peer's clock is ahead of the local one, and the largest error of that."""
 
     offset_s: float
     error_s: float

@@ -35,7 +35,7 @@ class Deadlines(Generic[K]):
         self._at[key] = at
 
     def cancel(self, *keys: K) -> None:
-        """Remove these; all of them without keys."""
+        """Cancel the deadlines of these keys; without keys, all."""
         for key in keys or tuple(self._at):
             self._at.pop(key, None)
 

@@ -101,7 +101,7 @@ class ImportMismatch(StoredEvent, frozen=True):
 
     rank: Count
     outcome: TextLine  # "restarts" as a new interpreter, "continues" with what was preloaded, or "ends"
-    module: TextLine  # that it imported
+    module: TextLine  # that the program imported
     differs: TextLine  # what differed, with the line of the import
     attempt: Count
 
@@ -120,6 +120,15 @@ class RankExited(StoredEvent, frozen=True):
     peak_memory: Size = 0  # bytes, the maximum of it and its children; 0 if the zygote was lost
     user_cpu: NonNegativeFloat = 0.0  # seconds, of it and its children
     system_cpu: NonNegativeFloat = 0.0
+
+
+class ProgramsStarting(StoredEvent, frozen=True):
+    """All nodes have joined, and the programs beside the ranks start; the ranks wait for them."""
+
+    in_history: ClassVar[bool] = False
+
+    attempt: Count
+    has_ranks: bool  # whether this node gets ranks
 
 
 class ProgramPlanned(StoredEvent, frozen=True):
@@ -228,6 +237,15 @@ def find_event_type(name: str) -> type[Any]:
     return EVENT_TYPES[_FORMER_NAMES.get(name, name)]
 
 
+_FIELD_NAMES = {"verdict": "failure"}
+"""Fields of events, and their names in the file; older records have the first."""
+
+
+def fields_of_event(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a stored event by their names here."""
+    return {**stored, **{name: stored[other] for name, other in _FIELD_NAMES.items() if other in stored}}
+
+
 class Observer(Protocol):
     """Receives every event, in order, in the launcher's own thread; must not block."""
 
@@ -264,7 +282,7 @@ def event_to_json(event: Event, moment: float, **more: float) -> bytes:
     stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
-    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    fields = {_FIELD_NAMES.get(name, name): getattr(stored, name) for name in stored.__struct_fields__}
     record = {"time": moment, **more, "event": event_name(type(stored)), **fields}
     return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 

@@ -27,6 +27,7 @@ from ddplaunch.base.types import (
     Timestamp,
     as_dict,
 )
+from ddplaunch.core.signals import STOP_SIGNALS
 
 MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
 MAX_REPORT_CHARS = 1 << 20  # in a failure report, or in the last lines of a node's ranks: each must fit in one frame
@@ -58,7 +59,7 @@ PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 # - If all are secondary, timeouts come first: such a rank has closed the others' connections by failing.
 # - Only then another rank may be blamed (observe): one that ranks waited for. For a lost connection a peer
 #   must have failed or left before, since otherwise no rank waited: the connection itself broke.
-# - Of equal failures the lowest rank is named.
+# - The lowest rank is named among equal failures.
 
 _SECONDARY_ERROR = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
@@ -133,6 +134,11 @@ class RankFailure(Struct, frozen=True):
         """The type of its exception: "ValueError"; None without a recorded exception."""
         name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
         return name if self.traceback and name.isidentifier() else None
+
+    @property
+    def follows_stop_signal(self) -> bool:
+        """Whether a signal that stops a job has ended it: a scheduler sends it to ranks too, and they may be first."""
+        return self.shell_exit_code - EXIT_SIGNAL in STOP_SIGNALS or self.exception_type == "KeyboardInterrupt"
 
     @property
     def headline(self) -> str:
@@ -221,7 +227,7 @@ def describe_exit(code: int) -> str:
 def is_secondary_error(message: str, traceback: str) -> bool:
     """Whether an exception of torch.distributed only says that a peer is gone; without a traceback its message decides.
 
-    Of a traceback the innermost frame counts: below a checkpoint's frames may be those of an upload.
+    The innermost frame of a traceback counts: frames of an upload may be below those of a checkpoint.
     """
     if message.startswith(_FIRST_RANK_ERROR):
         return True
@@ -269,7 +275,8 @@ def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: 
 def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
     """Format the note on a failure while other ranks have up to ``grace`` seconds to stop, on these ``nodes``.
 
-    ``nodes`` is empty in a job of one. No traceback: the rank has printed it, and the report has it too.
+    ``nodes`` is empty in a job of one. Only the beginning of the headline: the rank has printed its exception, and the
+    report at the end has it in full.
     """
     wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
-    return f"{headline}\n{wait}"
+    return f"{headline.partition(': ')[0]}; {wait}"

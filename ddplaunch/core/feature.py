@@ -144,7 +144,7 @@ class NodeSide:
     def on_signal_after_end(self) -> bool:
         """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.
 
-        If no side returns True, the launcher exits at once.
+        If no side returns True, the launcher soon waits for nothing more.
         """
         return False
 
@@ -228,6 +228,13 @@ class JobSide:
         """Return whether the job goes on although all ranks have succeeded, until ``JobContext.allow_end``."""
         return False
 
+    def holds_stop(self, signal: int) -> bool:
+        """Return whether a job goes on although all ranks were stopped, until ``JobContext.allow_end``.
+
+        ``signal``: what they got. Not called after a second request to stop.
+        """
+        return False
+
     def may_explain(self, failure: RankFailure) -> bool:
         """Return whether a rank may have failed because another program of the job has ended, which is known soon."""
         return False
@@ -307,7 +314,7 @@ class JobContext(ABC):
 
     @abstractmethod
     def allow_end(self) -> None:
-        """Let the job end if only ``JobSide.holds_end`` keeps it alive; that is asked again."""
+        """Let the job end if only ``JobSide.holds_end`` or ``holds_stop`` keeps it alive; that is asked again."""
 
 
 class Feature:
@@ -377,7 +384,7 @@ class Feature:
         return zygote_plan
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
-        """Return what provides the zygotes of this node; None if the job does not use the feature.
+        """Return what provides the zygotes of this node; None if the feature provides none for this job.
 
         Raises UsageError if the options of the feature are wrong.
         """

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Isolation:
-    """Calls functions of one optional feature; after the first exception, which is reported, it calls none of them."""
+    """Calls functions of one optional feature; after the first exception, which is reported, it stops calling them."""
 
     def __init__(self, feature: str, report: Callable[[str], object]) -> None:
         """``report`` gets the message on an exception."""
@@ -45,7 +45,7 @@ class Isolation:
 class IsolatedLoop(Isolation, EventLoop):
     """An event loop for one optional feature.
 
-    The first exception in one of its callbacks is reported with its traceback; after that none of them is called.
+    The first exception in one of its callbacks is reported with its traceback; the others are not called any more.
     """
 
     def __init__(self, loop: EventLoop, feature: str, report: Callable[[str], object]) -> None:

@@ -81,6 +81,7 @@ class NodeHello(Message, frozen=True):
     nonce: Name = ""  # for node 0's proof
     proof: Name | None = None  # that this node knows the token (``core/net/token_auth.py``)
     has_node_rank: bool = True  # False: the spec's node rank is only preferred
+    domain: Name = ""  # nodes with the same one share fast links
 
     @property
     def name(self) -> str:
@@ -126,7 +127,7 @@ class LauncherFailure(TaggedMessage, frozen=True):
 
 
 class AttemptReport(AttemptMessage, FromNode, frozen=True):
-    """A node's final message of an attempt: no process of it is left there."""
+    """A node's final message of an attempt: all its processes have ended there."""
 
     stopped: Count  # number of ranks that were stopped
     clock: Timestamp  # as in ``FailureReported``

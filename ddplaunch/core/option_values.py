@@ -9,14 +9,15 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.options import Option, Read
+from ddplaunch.base.text import closest_match, join_names, signal_name
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.core.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
 
 AUTO = "auto"
-"""The value of --node-rank by which node 0 assigns the node rank."""
+"""The value of --node-rank with which node 0 assigns the node rank."""
 
 PREEMPT_SIGNALS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
 """Possible preemption signals: configurable in Slurm and LSF, USR1 and USR2 in SGE, TERM in Kubernetes."""
@@ -79,10 +80,45 @@ def parse_node_rank(option: Option, text: str | None) -> int | str | None:
 
 
 def parse_name(option: Option, text: str | None) -> str | None:
-    """Check a name, of which names of folders are made."""
+    """Check a name that becomes a part of folder names."""
     if text is not None and (len(text) > MAX_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text)):
         raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text
+
+
+def parse_run_name(option: Option, text: str | None) -> str | None:
+    """Check the name of a run, which commands must not take for the number of a job or process."""
+    if text is not None and text.isdecimal():
+        raise UsageError(
+            f"{option.opts[-1]} {text}: a number is that of a job or a process", f"{option.opts[-1]} run-{text}"
+        )
+    return parse_name(option, text)
+
+
+RESTART_WORDS = ("any", "transient", "always")
+
+
+def parse_restart_on(option: Option, text: str) -> str:
+    """Check a list of causes of a restart: exit codes as a shell shows them, and one of ``RESTART_WORDS``."""
+    words = [word.strip().lstrip("0") or word for word in text.split(",")]
+    for word in words:
+        code = parse_int(word)
+        if code == 0:
+            raise UsageError(f"{option.opts[-1]} {text}: a rank that exits with code 0 has not failed")
+        if code is not None and not 0 < code < 256:
+            hint = f"{128 - code} is the exit code of {signal_name(-code)}" if -65 < code < 0 else None
+            raise UsageError(f"{option.opts[-1]} {text}: {code} is no exit code: they are 1 to 255", hint)
+        if code is None and word not in RESTART_WORDS:
+            near = closest_match(word, RESTART_WORDS)
+            what = f"{option.opts[-1]} {sanitize_line(text, 60)}: expected {', '.join(RESTART_WORDS)} or exit codes"
+            raise UsageError(what, f"did you mean {near}?" if near else f"{option.opts[-1]} 75,137,transient")
+        if words.count(word) > 1:
+            raise UsageError(f"{option.opts[-1]} {text}: {word} is listed twice", "leave one of them out")
+    if len(words) > 1 and (whole := next((word for word in words if word in ("any", "always")), None)):
+        others = [word for word in words if word != whole]
+        what = f"{option.opts[-1]} {text}: {whole} includes {join_names(others)}"
+        raise UsageError(what, f"{option.opts[-1]} {whole}, or {option.opts[-1]} {','.join(others)}")
+    return ",".join(words)
 
 
 def parse_prefix(option: Option, text: str) -> str:

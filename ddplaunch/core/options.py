@@ -19,6 +19,8 @@ from ddplaunch.core.option_values import (
     parse_nnodes,
     parse_node_rank,
     parse_prefix,
+    parse_restart_on,
+    parse_run_name,
     parse_seconds,
     parse_signal,
     seconds,
@@ -34,6 +36,7 @@ LOG_JSON_VARIABLE = "DDPLAUNCH_LOG_JSON"
 _port = number_reader(parse_int, 1, 65535, "a port from 1 to 65535")
 _any_port = number_reader(parse_int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
 _count = number_reader(parse_int, 0, UNBOUNDED, "a number from 0 up")
+_segment = number_reader(parse_int, 1, UNBOUNDED, "a number from 1 up")
 _niceness = number_reader(parse_int, 0, 19, "a number from 0 to 19")
 _heartbeat_timeout = number_reader(
     parse_seconds,
@@ -60,7 +63,7 @@ class TargetOptions(OptionGroup, frozen=True):
         "Pass --local-rank=N to the script, or --local_rank=N if it has only that.", in_project=True)] = False
 
 
-class Ranks(OptionGroup, frozen=True):
+class RanksPerNode(OptionGroup, frozen=True):
     """How many ranks this node has, and their devices."""
 
     heading = "Ranks and devices"
@@ -69,7 +72,8 @@ class Ranks(OptionGroup, frozen=True):
         "Ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  [default: auto: one per GPU, or 1]",
         is_common=True, in_project=True)] = None
     gpus: Annotated[str | None, Option("--gpus LIST",
-        "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs, or none for CPUs only.",
+        "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs; mig: all MIG instances; free:2 reserves "
+        "two that are free; none for CPUs only.",
         is_common=True, in_project=True)] = None
     oversubscribe: Annotated[bool, Option("--oversubscribe", "Allow several ranks per GPU.", in_project=True)] = False
     virtual_local_rank: Annotated[bool, Option("--virtual-local-rank",
@@ -83,25 +87,42 @@ class Nodes(OptionGroup, frozen=True):
 
     heading = "Several nodes"
 
+    # DDPLAUNCH_NNODES and DDPLAUNCH_NODE_RANK are those of a scheduler: system/clusters reads them.
     nnodes: Annotated[tuple[int, int], Option("--nnodes N",
         "Number of nodes. 2:4 makes the job elastic, with 2 to 4 nodes.", parse_nnodes, format_nnodes,
-        is_common=True)] = (1, 1)
+        is_common=True, has_variable=False)] = (1, 1)
     node_rank: Annotated[int | str | None, Option("--node-rank I",
         "Rank of this node, from 0; auto: the node at --master-addr is node 0 and numbers the others.",
-        parse_node_rank, is_common=True)] = None
+        parse_node_rank, is_common=True, has_variable=False)] = None
     master_addr: Annotated[str | None, Option("--master-addr HOST",
         "Address of node 0.  [default: 127.0.0.1 on one node]", is_common=True)] = None
     master_port: Annotated[int | None, Option("--master-port PORT",
         "Port of torch's store on node 0.  [default: 29500; on one node any free port]", _any_port)] = None
+    domain: Annotated[str | None, Option("--domain NAME",
+        "What this node shares with those near it, like a rack: they get contiguous ranks where node 0 gives them.  "
+        "[default: the NVLink domain, else the switch that Slurm names]", parse_name, is_local=True)] = None
+    node_order: Annotated[str, Option("--node-order given|topology",
+        "Order of the nodes where they are numbered, as by Slurm, --hosts or --node-rank: as they are, or topology: by "
+        "domain, node 0 first.", in_project=True)] = "given"
+    segment: Annotated[int | None, Option("--segment N",
+        "Give each N consecutive nodes to one domain, never to several.", _segment)] = None
     interface: Annotated[str | None, Option("--interface NAME",
         "Network interface for the ranks, like ib0.  [default: the one that routes to node 0]")] = None
     cluster: Annotated[str | None, Option("--cluster NAME",
         "System whose variables describe the nodes: slurm, openmpi, …, or none.  [default: detected]")] = None
     run_id: Annotated[str | None, Option("--run-id NAME",
         "Name of the run. Only nodes with the same name can join.", parse_name)] = None
+    name: Annotated[str | None, Option("--name NAME",
+        "Name of the run in ps, logs and report; a number is added if it was used before.  "
+        "[default: the target and a number: train-17]", parse_run_name, is_common=True, is_local=True)] = None
     token: Annotated[str | None, Option("--token SECRET",
         "Secret that nodes need to join; better in DDPLAUNCH_TOKEN, outside the process list.",
         envvar="DDPLAUNCH_TOKEN", is_local=True)] = None
+
+    def check_contradictions(self, options: Options) -> None:
+        if self.name and self.run_id:
+            named = f"--run-id {self.run_id}" if options.is_set("run_id") else f"{self.run_id}, the name of this run"
+            raise UsageError(f"--name {self.name} does not work with {named}", "leave --name out")
 
 
 class Connections(OptionGroup, frozen=True):
@@ -110,7 +131,7 @@ class Connections(OptionGroup, frozen=True):
     heading = "Connections between nodes"
 
     control: Annotated[str, Option("--control tcp|none",
-        "Protocol between the nodes; with none they do not notice failures of others.")] = "tcp"
+        "Protocol between the nodes; none: nodes cannot detect each other's failures.")] = "tcp"
     control_port: Annotated[int | None, Option("--control-port PORT",
         "Port on which node 0 listens for the other nodes.  [default: master port + 1]", _port)] = None
     join_timeout: Annotated[float, Option("--join-timeout TIME",
@@ -139,7 +160,7 @@ class Elastic(OptionGroup, frozen=True):
 
     def check_contradictions(self, options: Options) -> None:
         lowest, highest = options[Nodes].nnodes
-        no_control, nproc = options[Connections].control == "none", options[Ranks].nproc
+        no_control, nproc = options[Connections].control == "none", options[RanksPerNode].nproc
         if self.grow and lowest == highest:
             raise UsageError(f"--grow does not work with --nnodes {highest}", f"--nnodes {highest}:{highest + 1}")
         if no_control and lowest != highest:
@@ -195,13 +216,14 @@ class Stopping(OptionGroup, frozen=True):
         "Time between SIGTERM and SIGKILL when ranks are stopped.", seconds, in_project=True)] = 30.0
     max_restarts: Annotated[int, Option("--max-restarts N",
         "Restart all ranks after a failure, at most N times.", _count, is_common=True, in_project=True)] = 0
-    restart_on: Annotated[str, Option("--restart-on any|transient|always",
-        "Failures to restart after: any, except the same one twice in a row; transient (a signal, a lost "
-        "connection, host memory exhaustion); or always.", in_project=True)] = "any"
+    restart_on: Annotated[str, Option("--restart-on CAUSES",
+        "Failures to restart after: any, except the same one twice in a row; always; or a list of exit codes and "
+        "transient (a signal, a lost connection, host memory exhaustion), like 75,transient.", parse_restart_on,
+        in_project=True)] = "any"
     restart_backoff: Annotated[float, Option("--restart-backoff TIME",
         "Delay before a restart; doubled after each early failure.", seconds, in_project=True)] = 0.0
     min_uptime: Annotated[float, Option("--min-uptime TIME",
-        "Give up after three attempts in a row shorter than this.", seconds, in_project=True)] = 5.0
+        "Stop restarting after three consecutive attempts shorter than this.", seconds, in_project=True)] = 5.0
 
 
 class TimeLimit(OptionGroup, frozen=True):
@@ -233,7 +255,7 @@ class Output(OptionGroup, frozen=True):
     heading = "Output"
 
     show: Annotated[str, Option("--show RANKS",
-        "Ranks whose output is shown: all, none, 0,3, or local:0 for each node. 0/err is only stderr of rank 0.",
+        "Ranks whose output is shown: all, none, last, 0,3, or local:0 for each node. 0/err is only stderr of rank 0.",
         in_project=True)] = "all"
     prefix: Annotated[str, Option("--prefix TEMPLATE",
         "Prefix of each output line: text with {rank}, {local_rank}, {node_rank}, {host} or {role}, or none.",

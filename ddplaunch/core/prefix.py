@@ -58,7 +58,7 @@ def make_prefixes(template: str, plan: Plan) -> tuple[dict[int, str], int]:
     """
     if template == NO_PREFIX:
         return {}, 0
-    node_values = {"host": host_name(), "role": plan.environment(plan.local_ranks[0])["ROLE_NAME"]}
+    node_values = {"host": host_name(), "role": plan.rank_environment(plan.local_ranks[0])["ROLE_NAME"]}
 
     def fill(rank: int, local_rank: int, node_rank: int | None) -> str:
         numbers = {"rank": rank, "local_rank": local_rank, "node_rank": "?" if node_rank is None else node_rank}

@@ -23,7 +23,7 @@ class Kind:
     request: ClassVar[Any]  # the type of a request's payload
     reply: ClassVar[Any]  # the type of a reply's payload
     timeout_s: ClassVar[float]  # the longest that a request may take
-    in_parts: ClassVar[bool] = False  # replies are forwarded one by one; else ``merge`` makes one of all
+    in_parts: ClassVar[bool] = False  # whether replies are forwarded one by one; if not, ``merge`` makes one of all
     busy_error: ClassVar[str] = ""  # refuses a request while another of this kind is open; "": several may be open
 
     def claimed_ranks(self, reply: Any) -> Iterable[int]:

@@ -28,7 +28,7 @@ class CrashSeen(AttemptMessage, FromNode, frozen=True):
 
 
 class CrashInspected(AttemptMessage, FromNodeZero, frozen=True):
-    """The rank may end."""
+    """Allow a crashed rank to end: the other ranks have been inspected."""
 
     rank: Count
     text: ShortText  # in which collectives it and the others were; "" if it was in none

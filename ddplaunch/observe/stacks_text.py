@@ -24,7 +24,7 @@ from ddplaunch.observe.diagnosis.rank_position import (
     format_location,
     library_calls,
     user_line_of,
-    worker_name,
+    worker_noun,
 )
 from ddplaunch.observe.diagnosis.stack_groups import RUNNING, StackGroup, group_ranks
 from ddplaunch.observe.diagnosis.wait_sentences import describe_wait, describe_waits
@@ -57,6 +57,10 @@ def inspection_notes(inspection: Inspection) -> tuple[str, ...]:
     notes = [f"{sanitize_line(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
         notes.append("only the ranks of this node are shown (--control none)")
+    if other := [rank for rank in inspection.ranks if rank.library]:
+        uses, library = "uses" if len(other) == 1 else "use", other[0].library
+        who = format_ranks(rank.rank for rank in other)
+        notes.append(f"{who} {uses} {library}, which keeps records of its own: who waits for whom there is not known")
     calls = [
         call
         for rank in inspection.ranks
@@ -117,7 +121,7 @@ def _render_group(
             yield click.style(f"  another {sanitize_line(thread.title)}:", dim=True)
         yield from _stack(thread)
     for worker in busy_workers(rank)[:_MAX_THREADS]:
-        yield click.style(f"  its {worker_name(rank)} (pid {worker.pid}):", dim=True)
+        yield click.style(f"  its {worker_noun(rank)} (pid {worker.pid}):", dim=True)
         yield from _stack(Thread(worker.frames))
 
 

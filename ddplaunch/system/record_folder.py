@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -16,7 +16,7 @@ from ddplaunch.base.safe_files import list_dir, read_file_and_owner
 from ddplaunch.base.types import as_dict, parse
 from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 
-MAX_RECORDS = 100  # in a folder; saving another one deletes the oldest
+MAX_RECORDS = 1000  # in a folder; saving another one deletes the oldest
 MAX_BYTES = 1 << 20  # of a record: a job array may have some thousand ends
 
 R = TypeVar("R", bound=Struct)
@@ -37,8 +37,7 @@ class RecordFolder(Generic[R]):
             os.close(open_history_dir(self._path, create=False))
         except OSError:
             return []
-        names = (name for name in list_dir(self._path) if name.endswith(".json") and not name.startswith("."))
-        return sorted(filter(None, map(self._read, names)), key=self._started_at, reverse=True)
+        return sorted(filter(None, map(self._read, self._names())), key=self._started_at, reverse=True)
 
     def reread(self, record: R) -> R:
         """Return a record as it is stored now; as it is given if it is not stored."""
@@ -61,7 +60,7 @@ class RecordFolder(Generic[R]):
                 with os.fdopen(fd, "wb") as file:
                     file.write(data)
                 os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-                for old in self.list()[MAX_RECORDS:]:
+                for old in self.list()[MAX_RECORDS:] if len(self._names()) > MAX_RECORDS else ():
                     with suppress(OSError):  # another process deletes it too; this record is written
                         os.unlink(self._file_name(old), dir_fd=folder)
             finally:
@@ -79,6 +78,9 @@ class RecordFolder(Generic[R]):
     @property
     def _path(self) -> str:
         return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), self._name)
+
+    def _names(self) -> Sequence[str]:
+        return [name for name in list_dir(self._path) if name.endswith(".json") and not name.startswith(".")]
 
     def _read(self, name: str) -> R | None:
         try:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Struct
 
 from ddplaunch.base.safe_files import make_private_dir
+from ddplaunch.system import record_folder
 from ddplaunch.system.history_dir import history_dir, open_history_dir
 from ddplaunch.system.record_folder import RecordFolder
 
@@ -69,3 +70,12 @@ def test_a_record_of_a_job_in_a_folder_whose_name_is_not_utf_8(tmp_path, monkeyp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(tmp_path / "ddplaunch" / "jobs") == ["7.json"]
+
+
+def test_the_oldest_records_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(record_folder, "MAX_RECORDS", 3)
+    folder = RecordFolder("jobs", Job, lambda job: f"{job.target}.json", lambda job: float(job.target))
+    for number in (5, 1, 4, 2, 3):
+        assert folder.save(Job(str(number), "/"))
+    assert [job.target for job in folder.list()] == ["5", "4", "3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import json
 import math
@@ -29,7 +30,7 @@ from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor import messages as doctor_messages
-from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.observe.history.run_record import RunRecord
 from tests.core.job.job_steps import joined
 
 TO_NODE_ZERO = load_features().message_types(messages.FromNode)
@@ -58,6 +59,7 @@ HISTORY = [RunRecord, *EVENT_TYPES.values()]
 PAYLOADS = [each for kind in RPC_KINDS for each in (kind.request, kind.reply) if issubclass(each, Struct)]
 
 
+@functools.cache
 def field_types(kind: type) -> dict[str, Any]:
     """The types of a class's fields, with their bounds."""
     return typing.get_type_hints(kind, include_extras=True)

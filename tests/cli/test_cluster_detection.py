@@ -242,7 +242,7 @@ def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path)
     assert (first.wait(), second.wait()) == (143, 143)
     assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
     assert "ddplaunch: SIGTERM on node 1" in first.stderr()
-    assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
+    assert second.stderr().splitlines() == [f"ddplaunch: log folder: logs/4711.0/node-1 on {os.uname().nodename}"]
 
 
 # ---------------------------------------------------------------------------------------------- a project's defaults

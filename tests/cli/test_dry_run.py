@@ -44,6 +44,18 @@ def test_what_is_detected_and_what_is_assumed(plan, fake_nvml):
     assert [rank["device"] for rank in plan("--nproc 2 train.py")["ranks"]] == ["cpu", "cpu"]
 
 
+def test_the_domain_of_this_node(plan, fake_nvml):
+    gpus = fake_nvml.environ(2, fabrics=";".join(["c0ffee00111122223333444455556666:7:3"] * 2))
+
+    def domain(line, env):
+        return [(fact["value"], fact["source"]) for fact in plan(line, env=env)["facts"] if fact["name"] == "domain"]
+
+    assert domain("--nnodes 2 train.py", gpus) == [("c0ffee00-1111-2222-3333-444455556666.7", "NVLink")]
+    assert domain("--nnodes 2 --domain rack-7 train.py", gpus) == [("rack-7", "--domain")]
+    assert domain("--nnodes 2 train.py", fake_nvml.environ(2)) == []
+    assert domain("train.py", gpus) == []
+
+
 PLAIN = re.compile(r"rank (\d+) +node (\d+) +host (\S+) +local rank (\d+) +device (\S+) +cpus (\S+)")
 
 
@@ -114,7 +126,7 @@ def test_a_terminal_gets_a_table(tmp_path, columns):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert text != plain, "there is colour"
     assert plain.startswith("3 ranks on 2 nodes: python train.py --lr 1\n")
-    header, *rows = plain[plain.index("  rank") :].splitlines()[:4]
+    header, *rows = plain[plain.index("  rank ") :].splitlines()[:4]
     assert header.split() == ["rank", "node", "local", "host", "device", "cpus"]
     assert [row.split()[:3] for row in rows] == [["0", "0", "0"], ["1", "0", "1"], ["2", "1", "0"]]
     (typed,) = [line for line in plain.splitlines() if line.startswith("ddplaunch run")]

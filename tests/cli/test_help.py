@@ -18,7 +18,7 @@ from ddplaunch.cli.run_command import run
 from ddplaunch.features.manifest.command import manifest
 from ddplaunch.features.submit.command import submit
 from tests.conftest import assert_refused, clean_environment, ddplaunch_command, run_command, write_program
-from tests.features.runs.test_history import keep
+from tests.observe.history.test_history import keep
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -58,6 +58,8 @@ def test_help_of_a_command_and_pages(run_in_fork):
     assert "hangs" in listed.partition("\nPages:\n")[2].split()
     for page in re.findall(r"help ([a-z]+)`", run_in_fork("--help").stdout + run_in_fork("run", "--help").stdout):
         assert run_in_fork("help", page).returncode == 0
+    assert run_in_fork("help", "pbs").stdout.startswith("# Grid Engine, PBS, LSF")
+    assert run_in_fork("help", "effective").stdout == run_in_fork("help", "goodput").stdout
     done = run_in_fork("help", "tochrun")
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, ["  did you mean ddplaunch help torchrun?"])
 

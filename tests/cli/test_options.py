@@ -12,7 +12,7 @@ from ddplaunch.base.options import Option, OptionGroup, Options, OptionSource, d
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS, arrange_groups
 from ddplaunch.cli.target_args import ParseNotes
-from ddplaunch.core.options import DryRun, Logging, Nodes, Output, Ranks, Stopping, TimeLimit
+from ddplaunch.core.options import DryRun, Logging, Nodes, Output, RanksPerNode, Stopping, TimeLimit
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.warm.options import Warming
@@ -105,7 +105,7 @@ def test_where_values_come_from(monkeypatch):
     values = options("--nnodes", "2", "train.py", "--nproc", "4")
     assert values[Nodes].token == "s"
     assert values[Stopping].max_restarts == 3
-    assert values[Ranks].nproc == "4"
+    assert values[RanksPerNode].nproc == "4"
     sources = {name: values.sources[name] for name in ("nnodes", "nproc", "token", "max_restarts", "grace")}
     assert sources == {
         "nnodes": OptionSource.TYPED,
@@ -122,11 +122,11 @@ def test_where_values_come_from(monkeypatch):
 def test_what_is_inferred_goes_behind_what_is_set():
     typed = options("--nproc", "2", "train.py")
     filled = typed.with_defaults(OptionSource.CLUSTER, {"nproc": "8", "nnodes": (4, 4), "run_id": None})
-    assert (filled[Ranks].nproc, filled[Nodes].nnodes, filled[Nodes].run_id) == ("2", (4, 4), None)
+    assert (filled[RanksPerNode].nproc, filled[Nodes].nnodes, filled[Nodes].run_id) == ("2", (4, 4), None)
     assert filled.inferred_names == ("nnodes",)
     assert (typed[Nodes].nnodes, typed.inferred_names) == ((1, 1), ())
     with pytest.raises(AttributeError):
-        filled[Ranks].nproc = "3"  # type: ignore[misc]
+        filled[RanksPerNode].nproc = "3"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,17 @@ def test_invalid_options_are_refused(words, expected):
     assert raised.value.message.startswith(expected)
 
 
+def test_a_number_is_no_name_of_a_run():
+    with pytest.raises(UsageError) as raised:
+        options("--name", "17", "train.py")
+    assert raised.value.message == "--name 17: a number is that of a job or a process"
+    assert raised.value.hint == "--name run-17"
+    assert options("--name", "run-17", "train.py")[Nodes].name == "run-17"
+
+
 def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():
     values = options("--nproc", "2", "--nproc=4", "--warm", "--no-warm", "--env", "A=1", "--env=B", "train.py")
-    assert (values[Ranks].nproc, values[Warming].warm, values[SshHosts].env) == ("4", False, ("A=1", "B"))
+    assert (values[RanksPerNode].nproc, values[Warming].warm, values[SshHosts].env) == ("4", False, ("A=1", "B"))
 
 
 @pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "x", "--grow=1", "--help-all"]])

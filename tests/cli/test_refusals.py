@@ -52,7 +52,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
         ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no port after it",)),
-        ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
+        ("run --nproc 0 train.py", ("--nproc 0: --nproc must be at least 1", "--nproc 1")),
         ("run --master-port 70000 train.py", ("--master-port 70000: expected a port from 1 to 65535",)),
         (
             'run --sidecar "sh -c \'x" train.py',
@@ -65,15 +65,18 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --tensorboard file train.py", ("--tensorboard file is a file", "name its folder")),
         (
             "run python -u train.py --lr 1",
-            ("python is not a script", "leave out python: ddplaunch run … train.py --lr 1"),
+            ("python is not a script", "type: ddplaunch run train.py --lr 1"),
         ),
-        ("run --nproc 2 python3 -m pkg.mod", ("python3 is not a script", "ddplaunch run … -m pkg.mod")),
-        ("run /usr/bin/python3.11 train.py --nproc 2", ("/usr/bin/python3.11 is not a script", "… train.py --nproc 2")),
+        ("run --nproc 2 python3 -m pkg.mod", ("python3 is not a script", "ddplaunch run --nproc 2 -m pkg.mod")),
+        (
+            "run /usr/bin/python3.11 train.py --nproc 2",
+            ("/usr/bin/python3.11 is not a script", "type: ddplaunch run train.py --nproc 2"),
+        ),
         ("run --token ' ' train.py", ("--token is empty", "give a secret")),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
         ("run --json train.py", ("--json works only with --dry-run", "--dry-run")),
         ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
-        ("run --show x train.py", ("--show x: expected all, none, ranks like 0,3", "stderr of rank 0")),
+        ("run --show x train.py", ("--show x: expected all, none, last, ranks like 0,3", "stderr of rank 0")),
         ("run --stdin 9 train.py", ("--stdin 9: this node has rank 0 only", "--stdin 0")),
         (
             "run --grace -1 train.py",
@@ -156,7 +159,17 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         *((f"{name} ''", ("name of the run",)) for name in ("logs", "report", "wait", "stop", "clean")),
         ("run --help=yes train.py", ("Option '--help' does not take",)),
-        ("submit --nodes 2 --restart-on never train.py", ("--restart-on never: expected any, transient or always",)),
+        (
+            "submit --nodes 2 --restart-on never train.py",
+            ("--restart-on never: expected any, transient, always or exit",),
+        ),
+        ("run --restart-on alw train.py", ("--restart-on alw: expected", "did you mean always?")),
+        ("run --restart-on 75, train.py", ("--restart-on 75,: expected", "--restart-on 75,137,transient")),
+        ("run --restart-on 0,75 train.py", ("a rank that exits with code 0 has not failed",)),
+        ("run --restart-on 256 train.py", ("--restart-on 256: 256 is no exit code: they are 1 to 255",)),
+        ("run --restart-on=-9 train.py", ("-9 is no exit code", "137 is the exit code of SIGKILL")),
+        ("run --restart-on 75,75 train.py", ("75 is listed twice",)),
+        ("run --restart-on any,75 train.py", ("any includes 75", "--restart-on any, or --restart-on 75")),
         ("submit --rdzv_endpoint n0:29500 train.py", ("node 0 is the first node of the allocation",)),
         ("submit --nnodes 2 train.py", ("use --nodes N",)),
         ("submit --node_rank 1 train.py", ("numbers the nodes",)),
@@ -179,7 +192,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             ("--control none on 2 nodes needs --master-port",),
         ),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
-        ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
+        ("train.py --nproc 4", ('unknown command "train.py"', "ddplaunch run train.py --nproc 4")),
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
@@ -204,7 +217,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         *((f"run --master-port '{text}' train.py", ": expected a port") for text in NO_NUMBERS),
         *((f"run --max-restarts '{text}' train.py", ": expected a number from 0 up") for text in NO_NUMBERS),
         *((f"run --grace '{text}' train.py", ": expected a time") for text in ("1_0", "٣", "+1", "nan", MANY)),
-        *((f"run --show '{text}' train.py", ": expected all, none, ranks") for text in ("1_0", "٣", "+1", MANY)),
+        *((f"run --show '{text}' train.py", ": expected all, none, last, ranks") for text in ("1_0", "٣", "+1", MANY)),
         *((f"run --nproc-per-node 1 -r '{text}:1' train.py", ": expected numbers of streams") for text in ("٣", MANY)),
         (f"run --init-method tcp://a:{MANY} train.py", "unknown --init-method"),
         ("run --nproc 4097 train.py", "a node runs at most 4,096 processes"),
@@ -365,7 +378,7 @@ def test_a_directory_that_is_gone(tmp_path, line):
     environment = clean_environment({"PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent)})
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: the current directory does not exist any more")
+    assert done.stderr.startswith("Error: the current folder does not exist any more")
 
 
 def test_file_names_that_are_not_utf_8(run_ddplaunch, tmp_path):

@@ -369,7 +369,7 @@ def test_redirects_without_a_folder_name_the_folder_of_logs(run_ddplaunch, tmp_p
     write_program(tmp_path, "train.py", PRINTS)
     done = run_ddplaunch("run", *LIGHT, "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
     assert done.stdout == ""
-    (kept,) = re.findall(r"kept in (\S+)", done.stderr)
+    (kept,) = re.findall(r"log folder: (\S+)", done.stderr)
     assert kept.startswith(f"{tmp_path}/ddplaunch-logs-")
     assert "rank 1 prints" in Path(kept, "rank-1.log").read_text()
 
@@ -380,7 +380,7 @@ def test_the_same_id_and_folder_again(run_ddplaunch, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", PRINTS)
     for name in ("100", "100.2", "100.3"):
         done = run_ddplaunch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
-        assert (done.returncode, f"kept in logs/{name}\n" in done.stderr) == (0, True), done.stderr
+        assert (done.returncode, f"log folder: logs/{name}\n" in done.stderr) == (0, True), done.stderr
     (tmp_path / "taken").write_text("")
     assert "--log-dir taken: " in run_in_fork("run", "--log-dir", "taken", "train.py").stderr
 

@@ -20,12 +20,16 @@ from tests.conftest import free_port
 from tests.kubernetes import spdy
 from tests.kubernetes.kubelet import ContainerProcess, Log
 from tests.kubernetes.objects import Object, job_templates, now, pod_variables, status_reply, with_metadata
+from tests.kubernetes.volumes import in_own_folders, mount_volumes
 
-JOBS = ("jobs", "jobsets", "pytorchjobs")
+JOBS = ("jobs", "jobsets", "trainjobs", "pytorchjobs")
 _PATH = re.compile(
     r"/apis?(?:/([a-z.0-9-]*\.?[a-z0-9-]+(?=/v)))?/(v\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+)(?:/(\w+))?)?"
 )
 RESTART_CODES = (69, 75, 143)
+_SYNC_DELAY_S = (
+    1.0  # between the end of a pod and what the Job controller does then (pkg/controller/job: syncJobBatchPeriod)
+)
 _VERSION = "1.31"  # of the schemas
 
 
@@ -48,14 +52,15 @@ class ApiServer:
         """``folder``: the working directory of the image; the pods have their own folders in it."""
         self.folder = folder
         self.objects: dict[str, Object] = {}  # by path: "/apis/batch/v1/namespaces/default/jobs/wine"
-        self.namespaces, self.kinds = {"default"}, {"services", "pods", "jobs", "events", "podgroups"}
+        self.namespaces = {"default"}
+        self.kinds = {"services", "configmaps", "pods", "jobs", "events", "podgroups"}
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.lost_images: dict[str, str] = {}  # images that cannot be pulled, and why
         self.nodes_with_gpus = 8
         self.restart_delay_s = 0.2
         self.processes: dict[str, ContainerProcess] = {}
-        self._logs: dict[str, Log] = {}
+        self._logs: dict[str, list[Log]] = {}  # of each pod, of its containers one after another
         self._ports: dict[str, int] = {}
         self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -129,7 +134,7 @@ class ApiServer:
         self.processes[pod["metadata"]["name"]].stop(pod["spec"]["terminationGracePeriodSeconds"])
 
     def create(self, path: str, namespace: str, plural: str, obj: Object) -> Object:
-        if plural in ("jobs", "services"):
+        if plural in ("jobs", "services", "configmaps"):
             kubernetes_validate.validate(obj, _VERSION, strict=True)
         obj = self.objects[f"{path}/{obj['metadata']['name']}"] = with_metadata(obj, namespace)
         if plural in JOBS and not obj["spec"].get("suspend"):
@@ -141,7 +146,7 @@ class ApiServer:
     def _create_pod(self, job: Object, name: str, template: Object) -> None:
         spec = {**template["spec"], "restartPolicy": template.get("restartPolicy", "Never")}
         owner = [{"kind": job["kind"], "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}]
-        metadata = {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": owner}
+        metadata = {**template["metadata"], "name": name, "ownerReferences": owner}
         namespace = job["metadata"]["namespace"]
         pod = with_metadata({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace)
         pod["status"] = {"phase": "Pending"}
@@ -162,30 +167,51 @@ class ApiServer:
             waiting = {"reason": "ErrImagePull", "message": self.lost_images[image]}
             self._set_container(pod, {"waiting": waiting}, "Pending")
             time.sleep(0.05)
+        own = self.folder / "pods" / name
+        while (folders := self._mount_volumes(pod, own)) is None and self._exists(pod):
+            self._set_container(pod, {"waiting": {"reason": "ContainerCreating"}}, "Pending")
+            time.sleep(0.05)
+        words = [in_own_folders(word, folders or {}) for word in (*container["command"], *container["args"])]
+        environ = pod_variables(pod, job, self._ports[job["metadata"]["uid"]])
+        last: Object = {}
+        for restarts in range(100):
+            with self._lock:
+                if not self._exists(pod) or folders is None:
+                    return
+                hostname = _without_suffix(name)
+                process = ContainerProcess(hostname, words, environ, self.folder, own / str(restarts))
+                self.processes[name] = process
+                self._logs.setdefault(name, []).append(process.log)
+            self._set_container(pod, {"running": {"startedAt": now()}}, "Running", restarts, last)
+            code = process.wait()
+            ended = {"exitCode": code, "finishedAt": now(), "reason": "Error" if code else "Completed"}
+            ended |= {"message": process.log.tail} if code else {}
+            is_deleted = "deletionTimestamp" in pod["metadata"]
+            if not code or is_deleted or pod["spec"]["restartPolicy"] == "Never" or not self._exists(job):
+                break
+            last = {"terminated": ended}
+            self._set_container(pod, {"waiting": {"reason": "CrashLoopBackOff"}}, "Running", restarts, last)
+            time.sleep(self.restart_delay_s)
         with self._lock:
-            if not self._exists(pod):
-                return
-            own = self.folder / "pods" / name
-            words = [*container["command"], *container["args"]]
-            environ = pod_variables(pod, job, self._ports[job["metadata"]["uid"]])
-            process = self.processes[name] = ContainerProcess(
-                re.sub("-[a-z]{5}$", "", name), words, environ, self.folder, own
-            )
-        self._logs[name] = process.log
-        self._set_container(pod, {"running": {"startedAt": now()}}, "Running")
-        code = process.wait()
-        ended = {"exitCode": code, "finishedAt": now(), "reason": "Error" if code else "Completed"}
-        ended |= {"message": process.log.tail} if code else {}
-        with self._lock:
-            self._set_container(pod, {"terminated": ended}, "Failed" if code else "Succeeded")
+            phase = "Failed" if code else "Succeeded"
+            self._set_container(pod, {"terminated": ended}, phase, restarts, last)
             if "deletionTimestamp" in pod["metadata"]:
                 self._forget(pod)
             elif self._exists(job):
                 self._on_pod_end(job, pod, code)
 
-    def _set_container(self, pod: Object, state: Object, phase: str) -> None:
+    def _mount_volumes(self, pod: Object, own: Path) -> dict[str, Path] | None:
+        """Make the pod's volumes; None as long as one of its ConfigMaps is missing."""
+        root = f"/api/v1/namespaces/{pod['metadata']['namespace']}/configmaps"
+        with self._lock:
+            return mount_volumes(pod["spec"], own, lambda name: self.objects.get(f"{root}/{name}"))
+
+    def _set_container(
+        self, pod: Object, state: Object, phase: str, restarts: int = 0, last: Object | None = None
+    ) -> None:
         (container,) = pod["spec"]["containers"]
-        status = {"name": container["name"], "image": container["image"], "restartCount": 0, "state": state}
+        status = {"name": container["name"], "image": container["image"], "restartCount": restarts, "state": state}
+        status |= {"lastState": last or {}}
         conditions = [*pod["status"].get("conditions", ())]
         pod["status"] = {"phase": phase, "conditions": conditions, "containerStatuses": [status]}
 
@@ -193,12 +219,12 @@ class ApiServer:
         """Start a pod again that was lost; else the job has failed, or has completed with its last pod."""
         disrupted = any(each["type"] == "DisruptionTarget" for each in pod["status"]["conditions"])
         if code and (disrupted or code in RESTART_CODES):
-            index = int(pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index", 0))
-            fresh = next((name, template) for name, number, template in job_templates(job) if number == index)
+            same = _without_suffix(pod["metadata"]["name"])
+            fresh = next((name, template) for name, _, template in job_templates(job) if _without_suffix(name) == same)
             threading.Timer(self.restart_delay_s, self._restart, [job, *fresh]).start()
         elif code:
             why = f"Container ddplaunch for pod {pod['metadata']['name']} failed with exit code {code} matching …"
-            self._end_job(job, "Failed", "PodFailurePolicy", why)
+            threading.Timer(_SYNC_DELAY_S, self._end_job, [job, "Failed", "PodFailurePolicy", why]).start()
         elif all(each["status"]["phase"] == "Succeeded" for each in self._current_pods(job)):
             types = {"JobSet": "Completed", "PyTorchJob": "Succeeded"}
             self._end_job(job, types.get(job["kind"], "Complete"), "CompletionsReached", "Reached expected number")
@@ -212,12 +238,13 @@ class ApiServer:
         latest = {}
         for pod in self.list_pods():
             if pod["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]:
-                latest[re.sub(r"-[a-z]{5}$", "", pod["metadata"]["name"])] = pod
+                latest[_without_suffix(pod["metadata"]["name"])] = pod
         return [*latest.values()]
 
     def _end_job(self, job: Object, kind: str, reason: str, message: str) -> None:
-        if not job["status"].get("conditions"):
-            job["status"]["conditions"] = [{"type": kind, "status": "True", "reason": reason, "message": message}]
+        with self._lock:
+            if not job["status"].get("conditions"):
+                job["status"]["conditions"] = [{"type": kind, "status": "True", "reason": reason, "message": message}]
         for pod in self._current_pods(job):
             if process := self.processes.get(pod["metadata"]["name"]):
                 process.stop(pod["spec"]["terminationGracePeriodSeconds"])
@@ -298,8 +325,10 @@ class ApiServer:
             items = [each for each in items if not fields or each["involvedObject"]["name"] == fields]
             return {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}
 
-    def log_of(self, name: str) -> Log | None:
-        return self._logs.get(name)
+    def log_of(self, name: str, *, previous: bool) -> Log | None:
+        """The log of a pod's container, or of the one before, which the kubelet keeps too."""
+        logs = self._logs.get(name, [])
+        return next(iter(logs[-2:-1] if previous else logs[-1:]), None)
 
 
 def _resource(name: str, kind: str) -> Object:
@@ -376,7 +405,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _send_log(self, pod: str, query: dict[str, str]) -> None:
-        log = self.api.log_of(pod)
+        log = self.api.log_of(pod, previous="previous" in query)
         if log is None:
             return self._send(
                 status_reply(400, "BadRequest", f'container "ddplaunch" in pod "{pod}" is waiting to start')
@@ -399,3 +428,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _seconds(text: str) -> int:
     """The API server passes whole seconds on to the kubelet."""
     return int(time.mktime(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) - time.timezone)
+
+
+def _without_suffix(pod: str) -> str:
+    """Return the name of a pod without what makes it unique."""
+    return re.sub("-[a-z]{5}$", "", pod)

@@ -54,8 +54,9 @@ class User:
             """
             from ddplaunch.features.kubernetes import pod_logs
             from ddplaunch.features.runs import stop
-            from ddplaunch.system.schedulers import log_follower
+            from ddplaunch.system.schedulers import log_follower, outage_notice
 
+            outage_notice.FIRST_NOTICE_DELAY_S = 1.0
             log_follower.LOG_POLL_INTERVAL_S = 0.05
             log_follower.MIN_QUERY_INTERVAL_S = pod_logs.RETRY_INTERVAL_S = stop.POLL_INTERVAL_S = 0.2
             log_follower.MAX_QUERY_INTERVAL_S = 0.5

@@ -50,11 +50,17 @@ def job_templates(job: Object) -> Iterator[tuple[str, int, Object]]:
                 template = {**replica["template"], "restartPolicy": replica["restartPolicy"]}
                 yield f"{name}-{kind.lower()}-{index}", index, _labelled(template, labels)
         return
-    labels, prefix = {}, name
     if job["kind"] == "JobSet":
-        (replicated,) = spec["replicatedJobs"]
-        spec, prefix = replicated["template"]["spec"], f"{name}-{replicated['name']}-0"
-        labels = {"jobset.sigs.k8s.io/jobset-name": name, "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"]}
+        for replicated in spec["replicatedJobs"]:
+            prefix, labels = f"{name}-{replicated['name']}-0", _jobset_labels(name, replicated["name"])
+            yield from _indexed_templates(prefix, replicated["template"]["spec"], labels)
+    elif job["kind"] == "TrainJob":
+        yield from _indexed_templates(f"{name}-node-0", _runtime_job(spec), _jobset_labels(name, "node"))
+    else:
+        yield from _indexed_templates(name, spec, {})
+
+
+def _indexed_templates(prefix: str, spec: Object, labels: dict[str, str]) -> Iterator[tuple[str, int, Object]]:
     for index in range(spec["completions"]):
         own = {**labels, "batch.kubernetes.io/job-name": prefix, INDEX: str(index)}
         yield (
@@ -64,8 +70,28 @@ def job_templates(job: Object) -> Iterator[tuple[str, int, Object]]:
         )
 
 
+def _jobset_labels(name: str, replicated: str) -> dict[str, str]:
+    return {"jobset.sigs.k8s.io/jobset-name": name, "jobset.sigs.k8s.io/replicatedjob-name": replicated}
+
+
+def _runtime_job(spec: Object) -> Object:
+    """The Job of the runtime torch-distributed, as Kubeflow Trainer makes it of a TrainJob."""
+    trainer, (patch,) = spec["trainer"], spec["runtimePatches"]
+    (nodes,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (spec["runtimeRef"]["name"], nodes["name"]) == ("torch-distributed", "node")
+    template = nodes["template"]["spec"]["template"]
+    (patched,) = template["spec"]["containers"]
+    own = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
+    container = {**own, **patched, "resources": trainer.get("resourcesPerNode", {})}
+    return {
+        "completions": trainer["numNodes"],
+        "template": {**template, "spec": {**template["spec"], "containers": [container]}},
+    }
+
+
 def _labelled(template: Object, labels: dict[str, str]) -> Object:
-    return {**template, "metadata": {"labels": {**template.get("metadata", {}).get("labels", {}), **labels}}}
+    metadata = template.get("metadata", {})
+    return {**template, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), **labels}}}
 
 
 def pod_variables(pod: Object, job: Object, port: int) -> dict[str, str]:
@@ -82,6 +108,9 @@ def pod_variables(pod: Object, job: Object, port: int) -> dict[str, str]:
         environ |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
     else:
         environ["JOB_COMPLETION_INDEX"] = labels[INDEX]
+    if job["kind"] == "TrainJob":
+        environ |= {"PET_NNODES": str(job["spec"]["trainer"]["numNodes"]), "PET_NODE_RANK": labels[INDEX]}
+        environ |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "auto"}
     for variable in container.get("env", ()):
         environ[variable["name"]] = expanded(variable["value"], environ)
     if "MASTER_ADDR" in environ:

@@ -30,6 +30,18 @@ print("end", os.environ["RANK"], flush=True)
 """
 
 
+FAILS_ONCE = """
+import os, sys, time
+if not os.path.exists("failed"):
+    open("failed", "w").close()
+    print("first try", flush=True)
+    sys.exit(3)
+print("second try", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _train(tmp_path):
     write_program(tmp_path, "train.py", TRAIN)
@@ -180,6 +192,38 @@ def test_an_evicted_pod(user, server, tmp_path):
     assert sorted(logs.splitlines()) == sorted(following.stdout().splitlines())
 
 
+def test_a_container_that_is_restarted_in_its_pod(user, server, tmp_path):
+    """The operator of a PyTorchJob does that: ``logs`` shows the container before, too."""
+    server.kinds.add("pytorchjobs")
+    write_program(tmp_path, "train.py", FAILS_ONCE)
+    kind = ("--kind", "pytorchjob", "--backoff-limit", "3", *TWO[2:])
+    following = user.start(*SUBMIT, *kind, "--follow", "train.py")
+    following.wait_for("second try")
+    number = re.findall(r"job (\S+): train.py", following.stderr())[0]
+    wait_until(lambda: user.state(number) == "is running again (restart 1)", "the restart")
+    printed = user.type("logs", number).stdout
+    assert printed.index("first try") < printed.index("rank 0 exited with code 3") < printed.index("second try")
+    write_program(tmp_path, "go", "")
+    assert following.wait() == 0, following.stderr()
+    assert sorted(following.stdout().splitlines()) == sorted(user.type("logs", number).stdout.splitlines())
+
+
+def test_an_outage_is_named_where_a_job_is_followed(user, server, tmp_path):
+    """``wait``, ``attach`` and ``logs -f`` go on; each says once that no answer comes, and that one comes again."""
+    number = user.submit("train.py")
+    user.wait_for(number, "rank 0")
+    followers = [user.start(*words, number) for words in (("wait",), ("attach",), ("logs", "-f"))]
+    wait_until(lambda: all("line" in each.stdout() for each in followers[1:]), "output")
+    server.close()
+    unanswered = re.compile(rf"ddplaunch: Kubernetes has not answered for \d+ s; job {number} is not affected\n")
+    wait_until(lambda: all(unanswered.search(each.stderr()) for each in followers), "the notices")
+    server.open()
+    wait_until(lambda: all("Kubernetes answers again\n" in each.stderr() for each in followers), "the answers")
+    write_program(tmp_path, "go", "")
+    assert [each.wait() for each in followers] == [0, 0, 0], [each.stderr() for each in followers]
+    assert [each.stderr().count("answer") for each in followers] == [2, 2, 2]
+
+
 def test_ps_while_the_api_server_is_away(user, server):
     """Jobs of its context are unknown, not forgotten."""
     number = user.submit("train.py")
@@ -209,8 +253,6 @@ def test_a_job_is_found_in_its_own_context(user, server, tmp_path):
 def test_a_thousand_jobs_on_record(user, server, monkeypatch):
     """``ps`` asks twice for all jobs of a context, and is quick."""
     monkeypatch.setenv("XDG_STATE_HOME", user.env["XDG_STATE_HOME"])
-    monkeypatch.setattr("ddplaunch.system.record_folder.MAX_RECORDS", 10_000)
-    monkeypatch.setattr("ddplaunch.system.record_folder.RecordFolder.list", lambda self: [])
     for number in range(1000):
         name = f"wine-{number}"
         fields = {"array": None, "cwd": "", "log": "", "run_id": name, "python": "", "image": None}

@@ -81,7 +81,7 @@ def test_a_rank_is_debugged(user, tmp_path, server):
     assert user.type("wait", number).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "pytorchjob"])
 def test_other_kinds_of_jobs(user, server, kind, tmp_path):
     """submit, ps, logs, stacks, stop and wait; the number names the kind."""
     server.kinds |= {f"{kind}s"}
@@ -106,6 +106,27 @@ def test_other_kinds_of_jobs(user, server, kind, tmp_path):
     assert user.type("wait", second).stderr == f"job {second} completed (exit code 0)\n"
 
 
+def test_a_jobset_of_several_programs(user, server, tmp_path):
+    """The pods of the server have another image; ps, logs, stacks and wait see all pods as nodes of one job."""
+    server.kinds |= {"jobsets"}
+    web = ("--command", "--name", "web", "--nodes", "1", "--ready", "http:/", "python3", "-m", "http.server", "{port}")
+    options = (*SUBMIT[1:], *TWO, "--program-image", "web=web:1", "--job-name", "wine", "train.py")
+    done = user.type("submit", *web, ":", *options)
+    assert done.returncode == 0, done.stderr
+    number = re.findall(r"^job (\S+):", done.stdout)[0]
+    name = number.partition("/")[2]
+    user.wait_for(name, "rank 0")
+    pods = sorted(server.list_pods(), key=lambda pod: pod["metadata"]["name"])
+    assert [pod["spec"]["containers"][0]["image"] for pod in pods] == ["registry.example/wine:1", "web:1"]
+    assert user.state(number) == "is running"
+    text = user.type("stacks", name).stdout
+    assert "rank 0" in text
+    assert re.search(r"web: ready for", text), text
+    write_program(tmp_path, "go", "")
+    assert user.type("wait", number).stderr == f"job {number} completed (exit code 0)\n"
+    assert "[web] Serving HTTP" in user.type("logs", name).stdout
+
+
 def test_a_job_that_was_applied_by_hand(user, server, tmp_path):
     """It is not on record: it is found by its name in the current context."""
     manifest = user.type("manifest", *SUBMIT[3:], *TWO, "--job-name", "wine", "--run-id", "red", "train.py").stdout
@@ -122,4 +143,4 @@ def test_a_job_that_was_applied_by_hand(user, server, tmp_path):
     assert attached.wait() == 143
     wait_until(lambda: not server.list_pods(), "the end of its pods")
     gone = user.type("stop", "wine")
-    assert (gone.returncode, gone.stderr.splitlines()[0]) == (2, "Error: no run is called wine")
+    assert (gone.returncode, gone.stderr.splitlines()[0]) == (2, 'Error: no run named "wine"')

@@ -322,7 +322,15 @@ class Inspected(NamedTuple):
 @pytest.fixture(scope="module", params=[FORKED, pytest.param(EXEC, marks=pytest.mark.slow)], ids=["fork", "exec"])
 def inspected(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspected")
-    long = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+    long = write_launcher(
+        folder,
+        """
+        from ddplaunch.observe.node import inspection_machine, rank_stack_dump
+
+        inspection_machine.SIGNAL_CHECK_TIMEOUT_S = inspection_machine.READ_TIMEOUT_S = 20.0
+        rank_stack_dump._RUNNING_DELAY_S = 20.0  # a rank of a busy machine may not run for long after the first signal
+        """,
+    )
     script = write_program(folder, "train.py", EACH)
     words = ("run", *request.param, "--nproc", str(len(WHAT)), script, *WHAT)
     job = BackgroundJob(folder, words, None, executable=long)
@@ -348,6 +356,25 @@ def test_threads_of_a_rank(inspected):
     assert main == ["load_batch", "on_train_epoch_end", "<module>"]
     assert "send" in other
     assert (rank["condition"], rank["threads"][0]["frames"][0]["file"]) == ("alive", "train.py")
+
+
+def test_ranks_that_use_torchcomms(start_ddplaunch, run_in_fork, tmp_path):
+    """Without a process group, torch has recorded nothing of what they communicate: the output says why."""
+    (tmp_path / "torchcomms").mkdir()
+    (tmp_path / "torchcomms" / "_comms.so").write_bytes(bytes(4096))
+    text = """
+        import mmap, os, time
+        if os.environ["RANK"] != "1":
+            file = open("torchcomms/_comms.so", "rb")
+            library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "comms.py", text))
+    job.wait_for("there", 3)
+    page = run_in_fork("stacks", str(job.process.pid)).stdout
+    expected = "note: ranks 0, 2 use torchcomms, which keeps records of its own: who waits for whom there is not known"
+    assert expected in page.splitlines(), page
 
 
 def test_stacks_of_waiting_tasks(inspected):

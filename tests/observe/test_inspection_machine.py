@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from msgspec import Struct
 
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.machine import Command, DeadlineDue, MachineEvent
@@ -20,6 +19,7 @@ from ddplaunch.observe.node.inspection_machine import (
 )
 from ddplaunch.observe.node.rank_reply import RankReply
 from ddplaunch.observe.node.rank_stack_dump import SIGNAL_WAIT_ERROR
+from tests.core.machine_histories import Step, step
 
 ALIVE, STOPPED, EXITED = ProcessCondition.ALIVE, ProcessCondition.STOPPED, ProcessCondition.EXITED
 BOTH = frozenset((0, 1))
@@ -55,18 +55,6 @@ def describe(command: Command) -> str:
         case machine.Poll(later=later) | machine.ReadStates(later=later):
             return type(command).__name__ + " later" * later
     return type(command).__name__
-
-
-class Step(Struct, frozen=True):
-    """What happens at a moment, and the commands that follow from it."""
-
-    at: float
-    event: MachineEvent
-    expected: tuple[str, ...]
-
-
-def step(at: float, event: MachineEvent, *expected: str) -> Step:
-    return Step(at, event, expected)
 
 
 def replay(history: Iterable[Step], world: World | None = None) -> World:

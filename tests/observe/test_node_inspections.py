@@ -51,7 +51,7 @@ def test_each_request_gets_a_reply_in_time_also_after_a_bug_of_the_inspector(mon
 
     assert ask(Detail.WAITS, Detail.STACKS) == [(True, 7), (False, 7)], "one after the other"
     assert [each[0] for each in begun] == [Detail.WAITS, Detail.STACKS]
-    assert all(0 < timeout_s < 5.0 for _, timeout_s in begun), "the reply takes time too"
+    assert all(0 < timeout_s <= 4.9 for _, timeout_s in begun), "the reply takes time too"
     is_broken.append(True)
     for _ in range(2):
         assert ask(Detail.STACKS) == [(False, 3)], "empty"

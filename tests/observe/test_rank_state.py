@@ -42,6 +42,24 @@ def test_the_rank_that_a_collective_names(function, variables, rank):
 
 
 @pytest.mark.parametrize(
+    ("has_group", "has_agent", "expected"),
+    [
+        (True, None, True),
+        (True, False, True),
+        (False, True, True),
+        (False, False, False),
+        (False, None, False),  # RPC was not imported
+    ],
+)
+def test_torch_has_threads_of_a_process_group_or_of_rpc(monkeypatch, has_group, has_agent, expected):
+    monkeypatch.delitem(sys.modules, "torch.distributed.rpc.api", raising=False)
+    if has_agent is not None:
+        rpc = SimpleNamespace(_is_current_rpc_agent_set=lambda: has_agent)
+        monkeypatch.setitem(sys.modules, "torch.distributed.rpc.api", rpc)
+    assert torch_state.has_threads(SimpleNamespace(is_initialized=lambda: has_group)) is expected
+
+
+@pytest.mark.parametrize(
     ("of_loader", "found"),
     [(True, [Worker(12, code=1), Worker(13, stopped=True)]), (False, [Worker(n, stopped=True) for n in (13, 15)])],
 )
@@ -57,7 +75,7 @@ def test_workers_that_cannot_be_asked(monkeypatch, of_loader, found):
     monkeypatch.setattr(dataloader_workers, "_list_children", lambda pid: [*stats])
     monkeypatch.setattr(dataloader_workers, "_read_stat", lambda pid, parent: stats[pid])
     process = cast("Any", SimpleNamespace(pid=10))
-    assert dataloader_workers.DataLoaderWorkers(process, cast("Any", None), of_loader=of_loader).found == found
+    assert dataloader_workers.DataLoaderWorkers(process, cast("Any", None), of_loader=of_loader).inspected == found
 
 
 def test_no_worker_is_asked_after_one_that_gives_no_reply(monkeypatch):

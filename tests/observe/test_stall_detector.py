@@ -23,7 +23,7 @@ from ddplaunch.observe.diagnosis.inspection import (
 from ddplaunch.observe.diagnosis.stall_check import check_stall
 from ddplaunch.observe.messages import StallSuspected
 from ddplaunch.observe.node import stall_detector
-from ddplaunch.observe.node.stall_detector import StallDetector
+from ddplaunch.observe.node.stall_detector import CPU_NOISE_S, StallDetector
 from ddplaunch.observe.node.tree_usage import ThreadTime, TreeUsage
 from ddplaunch.observe.options import LONG_WAIT, Hangs
 
@@ -192,6 +192,36 @@ def test_a_rank_that_waits_for_a_cpu_is_busy_but_not_one_that_polls(node, ran, w
     node.shares = ran, waited
     node.wait(59)
     assert bool(node.sent) is not is_busy
+
+
+def measure_busy(node: Node) -> float | None:
+    """How many CPUs rank 1 has used since the last inspection of the detector."""
+    found: list[Inspection] = []
+    node.inspect(node.ranks, found.append)
+    measured = node.clock.add_idle_times(found[0], node.ranks)  # type: ignore[arg-type]
+    assert node.notes == []
+    return measured.ranks[1].busy
+
+
+@pytest.mark.parametrize(
+    ("later", "busy"),
+    [(5.0, 1.0), (1.0, 0.0), (1.0 - CPU_NOISE_S, 0.0), (1.0 - CPU_NOISE_S - 0.01, None)],
+)
+def test_a_process_with_less_cpu_time_than_before_is_another_one(node, later, busy):
+    """How busy it was is unknown then; a difference of two ticks is rounding."""
+    node.cpu = 1.0
+    node.wait(24)
+    node.cpu = later
+    node.wait(4)
+    assert measure_busy(node) == busy
+
+
+def test_a_new_process_has_used_an_unknown_time(node):
+    process = node.ranks.processes.pop(1)
+    node.wait(24)
+    node.ranks.processes[1] = process
+    node.wait(4)
+    assert measure_busy(node) is None
 
 
 def test_a_delayed_inspection_is_discarded(node, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.runs import history_store
+from ddplaunch.observe.history import history_store
 from tests.conftest import PROGRAMS, free_port, is_alive, wait_until, wait_until_idle, write_program
 from tests.start_modes import LIGHT
 

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.core.job.node_table import NodePhase
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
+from ddplaunch.observe.job.straggler_limit import STRAGGLER_CHECK, StragglerLimit
 from ddplaunch.observe.messages import StragglersFound
 from ddplaunch.observe.node.straggler_monitor import FAILED_S, NAME_DELAY_S, StragglerMonitor
+from ddplaunch.observe.options import Hangs
 
 
 class Node:
@@ -135,3 +138,26 @@ def test_many_ways_to_fail_are_bounded():
     node.expire(FAILED_S)
     assert len(node.notes) == 9
     assert node.notes[-1] == "1 more rank failed, but did not exit"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "others", "expected"),
+    [
+        (900.0, [NodePhase.RUNNING], {STRAGGLER_CHECK: 900.0}),
+        (900.0, [NodePhase.FINISHED, NodePhase.RUNNING], {STRAGGLER_CHECK: 900.0}),
+        (900.0, [NodePhase.FINISHED, NodePhase.DRAINED], {}),
+        (900.0, [], {}),
+        (None, [NodePhase.RUNNING], {}),
+        (None, [NodePhase.FINISHED], {}),
+    ],
+)
+def test_a_node_that_has_finished_sets_a_deadline_for_those_that_run(timeout, others, expected):
+    deadlines: dict[str, float] = {}
+    phases = [NodePhase.FINISHED, *others]
+    context: Any = SimpleNamespace(
+        nodes={number: SimpleNamespace(phase=phase) for number, phase in enumerate(phases)},
+        options={Hangs: Hangs(straggler_timeout=timeout)},
+        set_deadline=deadlines.__setitem__,
+    )
+    StragglerLimit(context, lambda cause, inspection: None).on_ranks_finished()
+    assert deadlines == expected

@@ -289,7 +289,8 @@ def nap():
 
 
 rank = int(os.environ["RANK"])
-rpc.init_rpc(f"w{rank}", rank=rank, world_size=5)
+patient = rpc.TensorPipeRpcBackendOptions(rpc_timeout=600)  # by default a call fails after 60 s
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=5, rpc_backend_options=patient)
 if rank == 0:
     rpc.rpc_sync("w4", nap)  # sync
 elif rank == 1:

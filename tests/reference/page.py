@@ -1,6 +1,6 @@
 """Renders docs/reference.md: commands and ``ddplaunch.runtime`` come from the code.
 
-The tables of variables, exit codes and JSON are written by hand in the page; tests check that they are complete.
+The tables of docs/variables.md and docs/json.md are written by hand; tests check that they are complete.
 """
 
 import ast
@@ -19,37 +19,33 @@ from ddplaunch.features.submit.batch_command import BatchCommand
 
 PACKAGE = Path(ddplaunch.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "reference.md"
+BY_HAND = (PAGE.with_name("variables.md"), PAGE.with_name("json.md"))
 
-HEAD = """# Reference
+HEAD = """# Commands and options
 
-Later versions may add fields to the JSON.
+For scripts: [JSON and files](json.md), [variables and exit codes](variables.md).
 """
 
 
 SCHEDULER_LINKS = {
-    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS, LSF](pbs-lsf.md), "
-    "[Kubernetes](kubernetes.md#submit-and-follow)",
+    "submit": "[Slurm](slurm.md), [Grid Engine, PBS, LSF](schedulers.md), "
+    "[Kubernetes](kubernetes.md#submit-and-follow), [this machine](many-runs.md#a-queue-on-one-machine)",
     "manifest": "[Kubernetes](kubernetes.md)",
 }
 
 
 def render_page() -> str:
     """Render the whole page."""
-    by_hand = _read_part("## Environment variables", "## ddplaunch.runtime")
-    parts = (HEAD, *_render_commands(), by_hand, *_render_runtime())
+    parts = (HEAD, *_render_commands(), *_render_runtime())
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def _read_part(start: str, end: str) -> str:
-    """Read the part of the page from one heading to another."""
-    return f"{start}\n{_read_below(start).partition(f'{chr(10)}{end}{chr(10)}')[0]}"
-
-
-def read_tables(heading: str) -> list[dict[str, str]]:
-    """Read the tables below a heading: of each, the second column by the names in the first."""
-    blocks = [block.lstrip("\n") for block in read_section(heading).split("\n\n")]
-    rows = [[row.split(" | ") for row in block.splitlines()[2:]] for block in blocks if block.startswith("| ")]
-    return [{name: row[1] for row in each for name in re.findall(r"`([^`]+)`", row[0])} for each in rows]
+def read_lists(heading: str) -> list[dict[str, str]]:
+    """Read the lists and tables below a heading: of each, the text, or the second column, by the names before it."""
+    blocks = [block.strip("\n").splitlines() for block in read_section(heading).split("\n\n")]
+    lists = [[row.removeprefix("- ").split(": ", 1) for row in block] for block in blocks if block[0].startswith("- ")]
+    tables = [[row.split(" | ") for row in block[2:]] for block in blocks if block[0].startswith("| ")]
+    return [{name: row[1] for row in each for name in re.findall(r"`([^`]+)`", row[0])} for each in lists + tables]
 
 
 def read_section(heading: str) -> str:
@@ -58,23 +54,12 @@ def read_section(heading: str) -> str:
 
 
 def _read_below(heading: str) -> str:
-    return PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
+    pages = (page.read_text(encoding="utf-8") for page in BY_HAND)
+    return next(text.partition(f"\n{heading}\n")[2] for text in pages if f"\n{heading}\n" in text)
 
 
-def render_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"
-
-
-def merge_equal_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Merge consecutive rows with the same text."""
-    found: list[tuple[str, str]] = []
-    for name, text in rows:
-        if found and text in ("likewise", found[-1][1]):
-            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
-        else:
-            found.append((name, text))
-    return found
+def render_list(rows: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {text}\n" for name, text in rows)
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -101,15 +86,14 @@ def _render_commands() -> Iterator[str]:
                 as_for.append(f"As for `ddplaunch {other}`: {', '.join(_render_option(each)[0] for each in equal)}.\n")
             yield from _render_sections(name, sections, own)
             yield from as_for
-            yield "The job gets the options of `ddplaunch run`, except these:\n"
-            yield _render_refused(command, before)
+            yield f"{_describe_passed_options(command)}\n"
             before[name] = command
         elif options:
-            yield render_table(("option", "meaning"), [_render_option(each) for each in options.values()])
+            yield render_list(_render_option(each) for each in options.values())
         for word, below in command.commands.items() if isinstance(command, click.Group) else ():
             yield f"### ddplaunch {name} {word}\n"
             yield inspect.cleandoc(below.help or "").partition("\n")[0] + "\n"
-            yield render_table(("option", "meaning"), [_render_option(each) for each in _list_options(below).values()])
+            yield render_list(_render_option(each) for each in _list_options(below).values())
     yield "`--help` shows the same for each command, `ddplaunch --version` the version.\n"
 
 
@@ -123,14 +107,10 @@ def _find_equal(options: Mapping[str, click.Option], others: Mapping[str, click.
     return [key for key in rows if rows[key] == other_rows.get(key)]
 
 
-def _render_refused(command: BatchCommand, before: Mapping[str, BatchCommand]) -> str:
-    hints = list(command.refused_options.values())
-    rows: list[tuple[str, str]] = []
-    for option, hint in sorted(command.refused_options.items(), key=lambda each: hints.index(each[1])):
-        same = next((other for other, its in before.items() if its.refused_options.get(option) == hint), None)
-        rows.append((f"`{option}`", f"as for `ddplaunch {same}`" if same else _mark_code(hint)))
-    rows.sort(key=lambda row: row[1].startswith("as for "))
-    return render_table(("option", "instead"), merge_equal_rows(rows))
+def _describe_passed_options(command: BatchCommand) -> str:
+    """Say that the options of run work too; an error says what to use instead of one that is refused."""
+    refused = ", ".join(f"`{option}`" for option in command.refused_options)
+    return f"All options of `ddplaunch run` work too, except {refused}: the error says what to use instead."
 
 
 def _render_sections(
@@ -139,7 +119,7 @@ def _render_sections(
     for heading, names in sections.items():
         if rows := [_render_option(options[name]) for name in _find_options(names, options)]:
             yield f"### {command}: {heading[0].lower()}{heading[1:]}\n"
-            yield render_table(("option", "meaning"), rows)
+            yield render_list(rows)
 
 
 def _find_options(names: Iterable[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -151,6 +131,7 @@ def _find_options(names: Iterable[str], options: Mapping[str, click.Option]) -> 
 def _render_option(option: click.Option) -> tuple[str, str]:
     words = ", ".join([*option.opts, *option.secondary_opts])
     help = re.sub(r"\s*\[default: (.*)\]$", r" Default: \1.", option.help or "")
+    help = re.sub(r"; may be repeated\.$", ". Repeatable.", help)
     if option.show_default and not option.is_flag:
         help += f" Default: {option.default}."
     return f"`{words}{_format_value(option)}`", _mark_code(help)
@@ -187,6 +168,7 @@ NO_VARIABLES = {
     *("TYPE_CHECKING", "CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX", "USER_SITE", "SESSION_ID"),
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
+    *("GIT_DIR", "GIT_TERMINAL_PROMPT", "LC_ALL"),  # set or removed for git
     *("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("GIT_", "FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
     *(
@@ -221,10 +203,12 @@ def _render_runtime() -> Iterator[str]:
     yield "## ddplaunch.runtime\n"
     yield _render_docstring(runtime.__doc__ or "")
     source = Path(runtime.__file__).read_text(encoding="utf-8")
-    for match in re.finditer(r"^def (([a-z]\w*)\(.*?\) -> .*?):$", source, re.MULTILINE | re.DOTALL):
-        yield f"### runtime.{match[2]}\n"
-        yield f"`{match[1]}`\n"
-        yield _render_docstring(getattr(runtime, match[2]).__doc__ or "")
+    found = re.findall(r"^def (([a-z]\w*)\(.*?\) -> .*?):$", source, re.MULTILINE | re.DOTALL)
+    purposes = {
+        text: inspect.cleandoc(getattr(runtime, name).__doc__ or "").partition("\n\n")[0] for text, name in found
+    }
+    yield render_list((f"`{text}`", " ".join(purpose.replace("``", "`").split())) for text, purpose in purposes.items())
+    yield "`help(runtime.preempted)` and the like show more.\n"
 
 
 def _render_docstring(text: str) -> str:

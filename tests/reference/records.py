@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.cli.locate import RunningJob
+from ddplaunch.cli.lookup.running_jobs import RunningJob
 from ddplaunch.core.events import EVENT_TYPES, event_name
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.programs.sidecars import SidecarExited, SidecarListening, SidecarStarted
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
-from ddplaunch.features.runs.run_record import AttemptRecord, MismatchRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.observe.diagnosis import inspection as hangs
+from ddplaunch.observe.history.run_record import AttemptRecord, MismatchRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.observe.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
@@ -54,7 +54,7 @@ def list_runs_fields() -> list[str]:
 
 def list_record_fields() -> list[str]:
     """List the fields of ``ddplaunch report --json``."""
-    return list(_list_paths(json.loads(record_to_json(_make_record(), [], _make_record().spent)), ""))
+    return list(_list_paths(json.loads(record_to_json([_make_record()], [], _make_record().spent)), ""))
 
 
 def list_inspection_fields() -> list[str]:
@@ -107,7 +107,11 @@ def list_event_fields() -> dict[str, list[str]]:
     only_in_history = ("ranks_inspected", "attempts_omitted")
     of_features = {event_name(kind): kind for kind in (SidecarStarted, SidecarListening, SidecarExited)}
     kinds = {**EVENT_TYPES, **of_features}
-    return {name: list(kind.__struct_fields__) for name, kind in kinds.items() if name not in only_in_history}
+    return {
+        name: ["failure" if field == "verdict" else field for field in kind.__struct_fields__]
+        for name, kind in kinds.items()
+        if name not in only_in_history
+    }
 
 
 def list_failure_fields() -> tuple[list[str], list[str]]:

@@ -87,6 +87,52 @@ def test_what_slurm_refuses_has_a_hint(submit, tmp_path):
         assert hint in lines
 
 
+def test_a_grid_is_an_array_whose_runs_differ_in_their_arguments(submit, tmp_path, state):
+    cluster, start = submit()
+    write_program(tmp_path, "train.py", "import sys; print(sys.argv[1:]); sys.exit(sys.argv[2] == '0.2')")
+    said, _ = finish(start("--grid", "--lr 0.1,0.2", "--grid", "--tag 'a b'", *LIGHT, "train.py"))
+    number = re.search(r"job (\d+): train.py on 1 node, 2 runs\n", said)[1]
+    environment = {**clean_environment(), **cluster.environment}
+
+    def type_there(*words: str, code: int = 0) -> tuple[str, str]:
+        return finish(cluster.login.type(ddplaunch_command(*words), cluster.folder, environment), code)
+
+    assert f"job {number}: 1 completed, 1 failed\n" in type_there("wait", number, code=1)[1]
+    first, heads, *rows, _ = type_there("report", number)[0].splitlines()
+    assert first == f"job {number}, grid of 2: 1 completed, 1 failed"
+    assert heads.split() == ["INDEX", "RUN", "STATE", "LOG"]
+    assert [row.split()[:4] for row in rows] == [
+        ["0", "lr=0.1,tag=a", "b", "completed"],
+        ["1", "lr=0.2,tag=a", "b", "failed"],
+    ]
+    jobs = json.loads(type_there("report", number, "--json")[0])["jobs"]
+    assert [(job["name"], job["code"]) for job in jobs] == [("lr=0.1,tag=a b", 0), ("lr=0.2,tag=a b", 1)]
+    printed = [Path(job["log"]).read_text().splitlines()[-1] for job in jobs]
+    assert printed[0].endswith("['--lr', '0.1', '--tag', 'a b']")
+
+
+def test_a_job_is_submitted_again_and_compared(submit, tmp_path, state):
+    cluster, start = submit()
+    write_program(tmp_path, "train.py", "import sys; print(sys.argv[1:], 'loss', len(sys.argv))")
+    environment = {**clean_environment(), **cluster.environment}
+
+    def type_there(*words: str) -> tuple[str, str]:
+        return finish(cluster.login.type(ddplaunch_command(*words), tmp_path, environment))
+
+    following = start("--follow", *LIGHT, "train.py", "--lr", "0.1", cwd=tmp_path)
+    first = number_of(following)
+    finish(following)
+    out, err = type_there("rerun", str(first), "--lr", "0.2", "--amp")
+    assert f"ddplaunch: ddplaunch submit --follow {' '.join(LIGHT)} train.py -- --lr 0.2 --amp\n" in err
+    assert f"ddplaunch: in {tmp_path}\n" in err
+    assert "commit, changes, versions and machine are as for" in err or "host: " in err
+    assert "['--lr', '0.2', '--amp'] loss 4" in out
+    table, _ = type_there("report", str(first), str(first + 1))
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line}
+    assert (rows["--lr"], rows["--amp"]) == (["0.1", "0.2"], ["-", "set"])
+    assert rows["state"] == ["done", "done"]
+
+
 SAVES = """
     import os, signal, sys, time
     received = []
@@ -178,8 +224,8 @@ def test_requeued_jobs(submit, tmp_path):
     out, err = report.communicate(timeout=scaled_timeout(100))
     result = json.loads(out)
     assert result["runs"] == [f"{limited}.0.1", f"{limited}.0.2"], err
-    assert (result["job"], result["fate"]) == (str(limited), "preempted")
-    assert result["spent"]["queued"] > 0.1, "before the first run and between both"
+    assert (result["job"], result["state"]) == (str(limited), "preempted")
+    assert result["time_by_phase"]["queued"] > 0.1, "before the first run and between both"
 
 
 def test_a_node_loses_power_and_comes_back(submit):

@@ -13,7 +13,14 @@ EVERY_DAY = "not ci"
 
 _DESELECTED = "deselected"
 
-RUN_FIRST = ("slurm", "gridengine", "preload_audit", "test_imports.py", "test_size_limits.py", "test_glossary.py")
+RUN_FIRST = (
+    "slurm",
+    "gridengine",
+    "test_preload_audit.py",
+    "test_imports.py",
+    "test_size_limits.py",
+    "test_glossary.py",
+)
 """Parts for the first worker: some take longest and run one after the other, others parse all sources once a worker."""
 
 

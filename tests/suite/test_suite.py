@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import clean_environment, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
-from tests.suite.cleanup_process import list_leftovers
+from tests.suite.cleanup_process import FREEZER, FROZEN_GROUP, list_leftovers
 
 PLUGINS = [
     word
@@ -209,3 +209,35 @@ def test_a_run_that_is_interrupted_leaves_nothing(checks, workers, number, tmp_p
     code, output = run(begun)
     assert code == (2 if number == signal.SIGINT else -signal.SIGKILL), output
     machine_is_as_before(tmp_path)
+
+
+FREEZES = """
+    import pathlib
+    import subprocess
+
+    def test_that_freezes():
+        group = pathlib.Path("{group}")
+        group.mkdir()
+        frozen = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (group / "cgroup.procs").write_text(str(frozen.pid))
+        (group / "freezer.state").write_text("FROZEN")
+        pathlib.Path("left").touch()
+        frozen.wait()
+    """
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not os.access(f"{FREEZER}/cgroup.procs", os.W_OK), reason="needs a writable cgroup v1 freezer")
+def test_a_killed_run_leaves_no_frozen_process(checks, tmp_path):
+    """No signal ends a process that is frozen, so the group has to be thawed by what outlives the run."""
+    group = Path(FREEZER) / f"{FROZEN_GROUP}suite-{os.getpid()}"
+    begun = checks(FREEZES.format(group=group))
+    try:
+        wait_until((tmp_path / "left").exists, "the test to be under way")
+        os.kill(begun.pid, signal.SIGKILL)
+        assert run(begun)[0] == -signal.SIGKILL
+        machine_is_as_before(tmp_path)
+        assert not group.exists()
+    finally:
+        if group.exists():
+            (group / "freezer.state").write_text("THAWED")

@@ -27,7 +27,7 @@ Streams = dict[int | None, int]  # by local rank; None: all others
 def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """Translate the output options. Raises UsageError for invalid streams or ranks."""
     redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
-    only = _filter(torchrun)
+    only = _read_ranks_filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
     yield from torchrun.as_own_option("--log-dir")
     if used and "--log-dir" not in torchrun:
@@ -81,7 +81,7 @@ def _streams(torchrun: TorchrunOptions, name: str) -> Streams:
     return {None: 0, **{int(rank): int(streams) for rank, _, streams in pairs}}
 
 
-def _filter(torchrun: TorchrunOptions) -> set[int]:
+def _read_ranks_filter(torchrun: TorchrunOptions) -> set[int]:
     text = torchrun.value("--local-ranks-filter")
     if text and not re.fullmatch(rf"{_RANK}(,{_RANK})*", text):
         raise UsageError(f"{torchrun.source('--local-ranks-filter')} {text}: expected a list of ranks like 0,1")

@@ -139,31 +139,31 @@ def read_pet_variables(
     """Return the options set by PET_* variables, except ``typed`` ones; ``own_names``: ddplaunch's that are typed."""
     if any(environ.get(name) for name in _IN_RANK_VARIABLES):
         return {}
-    found = {
+    values = {
         name: TorchrunValue(value, variable)
         for name in sorted((FLAGS | VALUES) - _WITHOUT_VARIABLE - typed.keys())
         if (value := environ.get(variable := _VARIABLE.format(name[2:].replace("-", "_").upper())))
     }
     for variable, name in _OTHER_VARIABLES.items():
         if name not in typed and (value := environ.get(variable)):
-            found.setdefault(name, TorchrunValue(value, variable))
-    for name in FLAGS & found.keys():
-        value, variable = found[name]
+            values.setdefault(name, TorchrunValue(value, variable))
+    for name in FLAGS & values.keys():
+        value, variable = values[name]
         if value not in ("0", "1"):
             raise UsageError(f"{variable}={value}: expected 0 or 1", f"unset {variable}")
         if value == "0":
-            del found[name]
+            del values[name]
     excluded = set[str]()
     if own_names & {"--hosts", "--hostfile"} or "--standalone" in typed:
         excluded = _KUBEFLOW_OPTIONS | _NODE_OPTIONS
-    elif _is_kubeflow_pod(found, typed):
+    elif _is_kubeflow_pod(values, typed):
         excluded = _KUBEFLOW_OPTIONS
-    return {name: each for name, each in found.items() if name not in excluded}
+    return {name: each for name, each in values.items() if name not in excluded}
 
 
-def _is_kubeflow_pod(found: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
+def _is_kubeflow_pod(values: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
     """Whether the variables may be those of a multi-pod Kubeflow job, which ``clusters`` reads then."""
-    nnodes = found["--nnodes"].value if "--nnodes" in found else "1"
-    backend = found["--rdzv-backend"].value if "--rdzv-backend" in found else "static"
-    elsewhere = _NODE_OPTIONS & typed.keys() or {"--rdzv-endpoint", "--standalone"} & found.keys()
+    nnodes = values["--nnodes"].value if "--nnodes" in values else "1"
+    backend = values["--rdzv-backend"].value if "--rdzv-backend" in values else "static"
+    elsewhere = _NODE_OPTIONS & typed.keys() or {"--rdzv-endpoint", "--standalone"} & values.keys()
     return nnodes not in ("1", "1:1") and ":" not in nnodes and backend == "static" and not elsewhere

@@ -55,7 +55,7 @@ class NodeContext(Struct, frozen=True):
     def _describe_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:
         plan, error_file = ranks.plan, ranks.rank_file_path(rank.rank, "json")
         target = plan.target
-        environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
+        environment = {**plan.rank_environment(rank, ranks.number), **self.preemption_file.variables()}
         if error_file:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
         if self.screen.terminal:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.agent.run_temp_dir import RunTempDir
-from ddplaunch.core.agent.zygote_client import ZygoteClient, ZygoteListener
-from ddplaunch.core.agent.zygote_process import ZygoteSource
+from ddplaunch.core.agent.zygote_client import ZygoteClient, ZygoteListener, make_zygote_config
+from ddplaunch.core.agent.zygote_process import ZygoteSource, ZygoteStart
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
@@ -23,6 +23,7 @@ from ddplaunch.system.processes import child_processes, proc_utils
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH", "DDPLAUNCH_CODE"}
+    | {"DDPLAUNCH_LOCAL_JOB", "DDPLAUNCH_START_FILE"}
 )
 """Environment variables of the launcher that ranks do not get."""
 
@@ -30,8 +31,22 @@ STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the pr
 
 
 def signals_to_block(preempt_signal: int | None) -> list[int]:
-    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
+    """The preemption signal: every process of the job may get it; not SIGTERM, which also stops ranks."""
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
+
+
+def make_zygote_start(
+    settings: ZygoteSettings, environ: Mapping[str, str], plan: Plan, remove: Sequence[str] = ()
+) -> ZygoteStart:
+    """Return how the zygotes of a plan are started; ``environ``: the launcher's variables for its descendants."""
+    config = make_zygote_config(
+        settings.plan,
+        first=plan.target.sys_path_0 or current_folder(),
+        remove=remove,
+        shielded=signals_to_block(settings.preempt_signal),
+        blocked=AT_START.blocked - {settings.preempt_signal},  # it may have come before the launcher had a handler
+    )
+    return ZygoteStart(config, {**environ, **plan.shared_environment}, " ".join(plan.target.argv))
 
 
 class ProcessTree:
@@ -45,13 +60,14 @@ class ProcessTree:
         run_id: str,
         zygote_source: ZygoteSource | None,
     ) -> None:
-        """``zygote_source`` provides zygotes, if it can."""
+        """``environ``: variables for all descendants; ``zygote_source`` provides zygotes, if it can."""
         self._loop, self._settings, self.zygote_source = loop, settings, zygote_source
         self._listener: ZygoteListener | None = None
         self._show_note: Callable[[str], object] | None = None
-        self.unrelated_pids = frozenset(proc_utils.list_children())  # of a shell that became the launcher
+        early = zygote_source.child_pid if zygote_source else None
+        self.unrelated_pids = frozenset(proc_utils.list_children()) - {early}  # of a shell that became the launcher
         self._sessions: set[int] = set()
-        self.environ = {name: value for name, value in environ.items() if name not in LAUNCHER_VARIABLES}
+        self.environ = environ
         self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
@@ -70,18 +86,10 @@ class ProcessTree:
 
         Raises ResourceLimitError if a limit on processes or memory is reached.
         """
-        self.zygote = self.zygote or ZygoteClient(
-            self._loop,
-            listener=self._listener,
-            environment={**self.environ, **plan.shared_environment},
-            plan=self._settings.plan,
-            first=plan.target.sys_path_0 or current_folder(),
-            remove=[self.temp_dir.path] if self.temp_dir.path else (),
-            title=" ".join(plan.target.argv),
-            shielded=signals_to_block(self._settings.preempt_signal),
-            blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher
-            source=self.zygote_source,
-        )
+        if self.zygote is None:
+            remove = [self.temp_dir.path] if self.temp_dir.path else ()
+            start = make_zygote_start(self._settings, self.environ, plan, remove)
+            self.zygote = ZygoteClient(self._loop, start, listener=self._listener, source=self.zygote_source)
         return self.zygote
 
     def _on_child(self, number: int) -> None:
@@ -133,7 +141,7 @@ class ProcessTree:
         self._sessions.add(pid)
 
     def _is_unrelated(self, pid: int) -> bool:
-        """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
+        """Whether a child of this process, own or adopted, does not descend from the ranks; True if unknown."""
         if pid in self.other_zygotes or not self.unrelated_pids:
             return pid in self.other_zygotes
         return pid in self.unrelated_pids or not (self._get_session(pid) in self._sessions or self._has_run_marker(pid))

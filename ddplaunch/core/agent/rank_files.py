@@ -83,7 +83,7 @@ def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state.
 
     Frames of native code are omitted if there are other lines. If they follow a Python traceback, the lines end with
-    the traceback, or soon after it. Of the stack that faulthandler prints after a fatal error, the innermost frames are
+    the traceback, or soon after it. The innermost frames of the stack that faulthandler prints after a fatal error are
     shown.
     """
     printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]

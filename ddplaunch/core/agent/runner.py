@@ -101,7 +101,7 @@ class NodeRunner:
         self._signals = SignalDelivery(loop, screen.show_note)
         self._inbox: deque[MachineEvent] = deque()
         self._replies: deque[MachineEvent] = deque()  # to commands of the last event: handled before the inbox
-        self._is_handling = False
+        self._is_handling = self._waits_ended = self._has_returned = False
         self._post_for_feature = not_isolated(loop.call_soon, self.post)
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
@@ -128,8 +128,9 @@ class NodeRunner:
             self.tree.temp_dir.remove()
             self.context.store.close()
         self._screen.end()
-        while not (self._loop.is_idle and self._screen.is_drained and self._link.is_closed):
+        while not (self._waits_ended or (self._loop.is_idle and self._screen.is_drained and self._link.is_closed)):
             self._loop.run_once()
+        self._has_returned = True
         assert self._machine.result
         return self._machine.result
 
@@ -156,6 +157,12 @@ class NodeRunner:
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
         self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
+
+    def _end_waits(self) -> None:
+        """Return without waiting for readers and other nodes, or exit if the result is written already."""
+        if self._has_returned and self._machine.result:
+            os._exit(self._machine.result.code)
+        self._waits_ended = True
 
     def _on_signal(self, number: int) -> None:
         self.post(ev.SignalArrived(number, from_terminal=os.isatty(2)))
@@ -280,9 +287,9 @@ class NodeRunner:
                 self.sides.on_resume()
             case do.InspectRanks():
                 self.sides.on_inspect_key()
-            case do.ExitNow(code=code):
+            case do.EndWaits(delay_s=delay_s):
                 if not self.sides.on_signal_after_end():
-                    os._exit(code)
+                    self._loop.call_later(delay_s, self._end_waits)
             case _:
                 raise AssertionError(command)
 

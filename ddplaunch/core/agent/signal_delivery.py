@@ -53,7 +53,7 @@ class SignalDelivery:
         self._deliver()
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
-        """Deliver to these ranks what no rank of an earlier attempt has got."""
+        """Deliver the signals that have not reached any rank of an earlier attempt."""
         self._ranks = ranks
         self._pending = {number: each for number, each in self._pending.items() if not each.pids}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
-from ddplaunch.core.agent.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource, spawn_zygote
+from ddplaunch.core.agent.zygote_process import ZygoteProcess, ZygoteSource, ZygoteStart, spawn_own_zygote
 from ddplaunch.core.agent.zygote_socket import ZygoteSocket
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
@@ -19,10 +19,50 @@ from ddplaunch.system.processes import process_limits
 
 EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
-_MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 BuildRankJob = Callable[[dict[str, int]], "RankJob"]
 """Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, rank_channel, crash_socket."""
+
+
+def make_zygote_config(
+    plan: ZygotePlan | None = None,
+    *,
+    first: str = "",
+    remove: Sequence[str] = (),
+    shielded: Sequence[int] = (),
+    blocked: Iterable[int] = (),
+) -> ZygoteConfig:
+    """Return the config of a zygote of one run.
+
+    Args:
+        plan: of its imports; None: it imports nothing, and every rank is a new interpreter.
+        first: the folder that ranks have in front of ``sys.path``.
+        remove: paths that it removes if the launcher is killed.
+        shielded: signals for the launcher that all descendants get too; ranks may handle them.
+        blocked: signals that a rank inherits as blocked.
+    """
+    plan = plan or ZygotePlan()
+    return {
+        "parent_pid": os.getpid(),
+        "forks": plan.forks,
+        "modules": list(plan.modules),
+        "user_modules": list(plan.user_modules),
+        "fallback": list(plan.fallback),
+        "known": list(plan.known),
+        "import_auditor": plan.import_auditor,
+        "fork_fixups": plan.fork_fixups,
+        "native_reads": plan.native_reads,
+        "import_environment": dict(plan.settings),
+        "sys_path_0": first,
+        "remove_on_exit": list(remove),
+        "shielded_signals": list(shielded),
+        "blocked_signals": sorted(blocked),
+        "ignores_sigchld": AT_START.ignores_children,
+        "failed": None,
+        "unsafe": plan.unsafe,
+        "server": None,
+        "has_guardian": False,
+    }
 
 
 class ZygoteListener(Protocol):
@@ -37,58 +77,22 @@ class ZygoteClient:
     def __init__(
         self,
         loop: EventLoop,
+        start: ZygoteStart,
         *,
         listener: ZygoteListener | None,  # None: set before the loop runs
-        environment: Mapping[str, str],
-        plan: ZygotePlan | None = None,  # None: it imports nothing, and every rank is a new interpreter
-        first: str = "",  # the folder that ranks have in front of ``sys.path``
-        remove: Sequence[str] = (),  # paths that it removes if the launcher is killed
-        title: str = "",  # the longest command line that ``ps`` is to show for a rank
-        shielded: Sequence[int] = (),  # signals for the launcher that all descendants get too; ranks may handle them
-        blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
         source: ZygoteSource | None = None,  # provides a zygote, if it can
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
         self._loop, self.listener = loop, listener
-        plan = plan or ZygotePlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
-        config: ZygoteConfig = {
-            "parent_pid": os.getpid(),
-            "forks": plan.forks,
-            "modules": list(plan.modules),
-            "user_modules": list(plan.user_modules),
-            "fallback": list(plan.fallback),
-            "known": list(plan.known),
-            "import_auditor": plan.import_auditor,
-            "fork_fixups": plan.fork_fixups,
-            "native_reads": plan.native_reads,
-            "import_environment": dict(plan.settings),
-            "sys_path_0": first,
-            "remove_on_exit": list(remove),
-            "shielded_signals": list(shielded),
-            "blocked_signals": sorted(blocked),
-            "ignores_sigchld": AT_START.ignores_children,
-            "failed": None,
-            "unsafe": plan.unsafe,
-            "server": None,
-            "has_guardian": False,
-        }
-        provided = source.get_zygote(config, environment) if source else None
+        provided = source.get_zygote(start.config, start.environment) if source else None
         self._process: ZygoteProcess
-        if provided:
-            self._process, our_socket = provided
-        else:
-            our_socket, child_socket = socket.socketpair()
-            title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
-            try:
-                self._process = OwnZygote(spawn_zygote(config, child_socket, environment, title_bytes, ()))
-            except OSError as error:
-                our_socket.close()
-                raise process_limits.ResourceLimitError(
-                    f"no process can be started: {process_limits.describe_spawn_error(error.errno)}"
-                ) from None
-            finally:
-                child_socket.close()
+        try:
+            self._process, our_socket = provided or spawn_own_zygote(start)
+        except OSError as error:
+            raise process_limits.ResourceLimitError(
+                f"no process can be started: {process_limits.describe_spawn_error(error.errno)}"
+            ) from None
         self._socket = ZygoteSocket(loop, our_socket, self)
 
     def spawn(self, rank: int, build_job: BuildRankJob) -> None:

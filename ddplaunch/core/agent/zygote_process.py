@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
@@ -17,6 +17,7 @@ from ddplaunch.system.processes.child_processes import ChildProcess
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
+_MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 
 class ZygoteProcess(Protocol):
@@ -30,10 +31,13 @@ class ZygoteProcess(Protocol):
 
 
 class ZygoteSource(Protocol):
-    """Provides the zygotes of a run, in place of child processes of the launcher."""
+    """Provides the zygotes of a run, in place of those that the launcher starts with the job."""
 
     @property
     def unavailable_reason(self) -> str | None: ...  # why the last zygote is not from it
+
+    @property
+    def child_pid(self) -> int | None: ...  # of a zygote that is a child of the launcher already
 
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
@@ -66,6 +70,27 @@ def spawn_zygote(
             setsigmask={*config["shielded_signals"], *FORWARDED_SIGNALS},  # until it ignores or handles them
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these, and a program should not inherit that
         )
+
+
+class ZygoteStart(NamedTuple):
+    """How a zygote is started."""
+
+    config: ZygoteConfig
+    environment: Mapping[str, str]
+    title: str = ""  # the longest command line that ``ps`` is to show for a rank
+
+
+def spawn_own_zygote(start: ZygoteStart) -> tuple[OwnZygote, socket.socket]:
+    """Start a zygote for one run; return it and the launcher's end of its socket. OSError: as ``spawn_zygote``."""
+    our_socket, child_socket = socket.socketpair()
+    title_bytes = min(len(start.title.encode(errors="replace")), _MAX_TITLE_BYTES)
+    try:
+        return OwnZygote(spawn_zygote(start.config, child_socket, start.environment, title_bytes, ())), our_socket
+    except OSError:
+        our_socket.close()
+        raise
+    finally:
+        child_socket.close()
 
 
 class OwnZygote(ChildProcess):

@@ -35,19 +35,24 @@ class JobState(Enum):
     """The state of this node's part of the job."""
 
     JOINING = "joining"  # nothing has started: waiting for other nodes
-    STARTING = "starting"  # some ranks have no process yet
-    RUNNING = "running"  # every rank has been started
+    STARTING = "starting"  # some ranks have no process yet, or wait for other programs of the job
+    RUNNING = "running"  # every rank has been started; on a node without ranks, every program is ready
     PREEMPTED = "preempted"  # the scheduler takes the machines back, and the ranks were notified
     STOPPING = "stopping"  # after a signal, or after the failure of a rank here
-    SWEPT = "swept"  # no process of the attempt is left here
+    SWEPT = "ending"  # all processes of the attempt have ended here
     RESTARTING = "restarting"  # the next attempt has been announced
     ENDED = "ended"
 
 
 JOB_STATE_TRANSITIONS = {
     JobState.JOINING: {JobState.STARTING, JobState.STOPPING, JobState.ENDED},
-    JobState.STARTING: {JobState.RUNNING, JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
-    JobState.RUNNING: {JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
+    JobState.STARTING: {
+        *(JobState.RUNNING, JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED),
+    },
+    # A node without ranks has nothing to sweep before a restart.
+    JobState.RUNNING: {
+        *(JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED),
+    },
     # A signal may be the preemption notice, and come while node 0's order to start is on its way.
     JobState.PREEMPTED: {JobState.STOPPING, JobState.STARTING, JobState.SWEPT, JobState.ENDED},
     JobState.STOPPING: {JobState.PREEMPTED, JobState.STARTING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED},
@@ -157,6 +162,7 @@ class Status(TaggedMessage, frozen=True):
     restarts: Count = 0  # announced so far
     code: ExitCode | None = None  # the exit code, once it is known
     programs: tuple[ProgramStatus, ...] = ()  # beside the ranks, of this node
+    has_ranks: bool = True  # False where other programs of the job run, and never ranks
 
     @classmethod
     def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -205,8 +211,16 @@ class Status(TaggedMessage, frozen=True):
                 return replace(self._with_state(JobState.RESTARTING, now), restarts=self.restarts + 1)
             case events.JobEnded(code=code):
                 return replace(self._with_state(JobState.ENDED, now), code=code)
+            case events.ProgramsStarting(has_ranks=has_ranks) if JobState.STARTING in JOB_STATE_TRANSITIONS[self.state]:
+                return replace(self._with_state(JobState.STARTING, now), has_ranks=has_ranks)
         programs = apply_to_programs(self.programs, event, now)
-        return self if programs is self.programs else replace(self, programs=programs)
+        return self if programs is self.programs else replace(self, programs=programs)._without_ranks(now)
+
+    def _without_ranks(self, now: float) -> Status:
+        """A node that has no ranks runs once all of its programs are ready."""
+        are_ready = all(each.state in ("ready", "ended") for each in self.programs)
+        is_due = self.state is JobState.STARTING and not self.has_ranks and are_ready
+        return self._with_state(JobState.RUNNING, now) if is_due else self
 
     def _to_stopping(self, now: float) -> Status:
         """A rank has failed, so the others are being stopped; a preempted job stays PREEMPTED."""

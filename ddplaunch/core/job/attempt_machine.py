@@ -240,11 +240,12 @@ class AttemptMachine(Machine):
             return
         self._deadlines.cancel(due.ReportStepOver())
         was_stopped = self.phase is JobPhase.STOPPING
-        if not was_stopped:
-            is_held = self._sides.holds_end(self._attempt)
-            self._do_requested()
-            if is_held:
-                return
+        is_held = not was_stopped and self._sides.holds_end(self._attempt)
+        if was_stopped and not self._stop.is_repeated:
+            is_held = self._sides.holds_stop(self._stop.signal or signal.SIGTERM)
+        self._do_requested()
+        if is_held:
+            return
         self._do(*self._limits.end(now))  # before the wait for another attempt, in which --timeout counts
         step, commands = self._next_step.decide(self._attempt, now, was_stopped=was_stopped)
         self._do_requested()

@@ -138,7 +138,7 @@ class JobAttempt(Struct):
     failure_chars: int = 0  # in the texts of all failures
 
     def remove_node(self, node: int) -> None:
-        """Called when no rank is left on this node, or it is lost. (Sets: comparing all nodes would cost N².)"""
+        """Called when all ranks of this node have ended, or the node is lost. (Sets: N nodes would cost N².)"""
         self.running_nodes.discard(node)
         self.unreported_nodes.discard(node)
 

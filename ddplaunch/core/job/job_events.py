@@ -31,7 +31,7 @@ class ConnectionLost(MachineEvent, frozen=True):
 class ClockMeasured(MachineEvent, frozen=True):
     """A heartbeat has shown how far a node's clock is ahead."""
 
-    is_recorded = False  # many, of which none changes a decision
+    is_recorded = False  # there are many, and they change no decision
 
     node_rank: int
     offset: ClockOffset

@@ -129,6 +129,10 @@ class JobSides(Decider):
         """Whether the job goes on although no rank is left."""
         return any(self._replies("holds_end")) if attempt.is_clean else attempt.awaits_program
 
+    def holds_stop(self, signal: int) -> bool:
+        """Whether the job goes on although all ranks were stopped."""
+        return any(self._replies("holds_stop", signal))
+
     def awaits_program(self, attempt: JobAttempt, failure: RankFailure) -> bool:
         """Whether a rank may have failed because of another program: then its failure is awaited for a moment."""
         explained = any(self._replies("may_explain", failure))
@@ -178,7 +182,7 @@ class JobSides(Decider):
         return "; ".join(filter(None, remarks))
 
     def on_job_end(self, result: JobResult) -> None:
-        """Called when the job ends; after that no side is called any more."""
+        """Called when the job ends; sides are not called after that."""
         self._call("on_job_end", result)
         self._sides.clear()
 

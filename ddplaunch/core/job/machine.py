@@ -11,7 +11,7 @@ The rules, in plain words:
   the stop, features may ask the ranks what they are doing.
 - A feature may run other programs: their failure stops the ranks too, and the job may last longer than its ranks.
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
-  no process is left there); IDLE nodes have no ranks. A node that does not report in time counts as lost.
+  all its processes have ended); IDLE nodes have no ranks. A node that does not report in time counts as lost.
 - After the last report ``NextStep`` decides: another attempt after a wait (PAUSING), or the end of the job (ENDED).
 - The steps from phase to phase: ``JOB_TRANSITIONS``; of one node, ``NODE_TRANSITIONS``.
 - A message of an earlier attempt changes nothing, and nothing changes after the end.
@@ -147,6 +147,8 @@ class JobMachine(AttemptMachine):
 
     def _check_joined(self, now: Now) -> None:
         if self._joining.is_complete(now):
+            if shortage := self._membership.segment_shortage:
+                return self._end(JobResult(EXIT_USAGE, usage_error=shortage), now)
             self._start_attempt(now)
 
     def _add_node(self, hello: NodeHello, now: Now) -> None:
@@ -251,11 +253,11 @@ class JobMachine(AttemptMachine):
         if may_be_for_node and self._membership.can_leave(node, self.phase):
             return None if node.leaving else self._continue_without(node, now)
         was_repeated = self._stop.is_repeated
-        grace_s, note = self._stop.add_request(node, message)
+        grace_s, note = self._stop.add_request(node, message, self._attempt)
         self._do(*note)
-        # After a third signal no node is waited for: EndJob makes them kill what is left.
+        # A third signal ends the wait for nodes: EndJob makes them kill what is left.
         if self.phase in PHASES_WITHOUT_RANKS or (was_repeated and grace_s is not None):
-            return self._end(JobResult(self._stop.exit_code), now)
+            return self._end(self._stop.result(self._sides.explain_failures(self._attempt)), now)
         if grace_s is not None:
             self._stop_ranks(self._stop.signal, now, grace_s)
 

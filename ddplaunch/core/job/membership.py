@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.job.job_attempt import JobPhase, NodeFailure
+from ddplaunch.core.job.node_order import NodePlace, describe_domains, order_nodes
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
 from ddplaunch.core.machine import Command
-from ddplaunch.core.options import Elastic
+from ddplaunch.core.options import Elastic, Nodes
 
 MAX_HOST_FAILURES = 2  # after which a host gets no ranks
 
@@ -42,11 +43,24 @@ class Membership:
     def shortage(self) -> str | None:
         """Why there are too few usable nodes for the job; None if there are enough."""
         usable, least = self.usable_count, self._config.min_nodes
-        return f"{usable} of at least {least} nodes are left" if usable < least else None
+        if usable < least:
+            return f"{usable} of at least {least} nodes are left"
+        return self.segment_shortage[0] if self.segment_shortage else None
+
+    @property
+    def segment_shortage(self) -> tuple[str, str] | None:
+        """Why --segment cannot be kept with these nodes, and a hint; None if it can."""
+        segment, least = self._options[Nodes].segment or 1, self._config.min_nodes
+        if segment < 2 or (found := len(self.select_nodes())) >= least:
+            return None
+        what = f"--segment {segment}: {found} of {least} nodes are in whole groups of {segment} in one domain"
+        return what, f"domains: {describe_domains(self._places())}; node 0 must be in such a group"
 
     @property
     def has_room(self) -> bool:
         """Whether one more node could have had ranks in this attempt."""
+        if (self._options[Nodes].segment or 1) > 1:
+            return len(self.select_nodes()) > len(self._active)
         return len(self._active) < self._config.max_active_nodes
 
     @property
@@ -117,6 +131,10 @@ class Membership:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
         may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
         usable = {node.node_rank: node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)}
+        if self._are_ordered:
+            before = [NodePlace(node.node_rank, node.hello.domain) for node in self._active]
+            count, segment = self._config.max_active_nodes, self._options[Nodes].segment or 1
+            return [usable[number] for number in order_nodes(self._places(), before, self._to_replace, count, segment)]
         if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
@@ -130,13 +148,34 @@ class Membership:
                 order.append(others.pop(0))
         return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
 
+    def _places(self) -> list[NodePlace]:
+        """Return the domains of the nodes that may have ranks."""
+        may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
+        usable = [node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)]
+        return [NodePlace(node.node_rank, node.hello.domain) for node in usable]
+
+    @property
+    def _are_ordered(self) -> bool:
+        """Whether domains decide the order of the nodes: where their users have not numbered all of them."""
+        options, nodes = self._options, self._nodes.values()
+        if (options[Nodes].segment or 1) > 1:
+            return True
+        if options[Nodes].node_order == "topology":
+            return any(node.hello.domain for node in nodes)
+        are_given = all(node.hello.has_node_rank for node in nodes if node.node_rank)
+        may_change = self._config.is_elastic or bool(options[Elastic].spares) or not are_given
+        return may_change and any(node.hello.domain for node in nodes)
+
     def commit_nodes(self) -> tuple[list[JoinedNode], list[Command]]:
         """Select the nodes of the attempt that starts now; print which spares replaced which nodes."""
         before, self._active = self._active, self.select_nodes()
         self._to_replace.clear()
-        if not self._options[Elastic].spares:
-            return self._active, []
-        notes = self._describe_changes([node.name for node in before], [node.name for node in self._active])
+        notes = []
+        if self._are_ordered and not before:
+            active = [NodePlace(node.node_rank, node.hello.domain) for node in self._active]
+            notes.append(f"nodes with ranks by domain: {describe_domains(active)}")
+        if self._options[Elastic].spares:
+            notes += self._describe_changes([node.name for node in before], [node.name for node in self._active])
         return self._active, [command for note in notes for command in self._nodes.note_to_all(note)]
 
     def _describe_changes(self, before: list[str], names: list[str]) -> Iterator[str]:

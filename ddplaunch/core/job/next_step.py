@@ -1,4 +1,4 @@
-"""What follows an attempt once no rank of it is left: another attempt, or the end of the job with its result."""
+"""What follows an attempt once all its ranks have ended: another attempt, or the end of the job with its result."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ class StopReason:
         self.preempted_by: str | None = None  # the notice: "SIGUSR2 on node 1"
         self.preemption_seen = False  # whether a rank has called runtime.preempted() and got True
         self.why = ""  # set if a rank or a command requested the stop
+        self.follows_failure = False  # whether a rank had failed before; its report is shown all the same
 
     @property
     def is_known(self) -> bool:
         return bool(self.signal) or self.preempted_by is not None
 
-    def add_request(self, node: JoinedNode, message: StopRequested) -> tuple[float | None, list[Command]]:
+    def add_request(
+        self, node: JoinedNode, message: StopRequested, attempt: JobAttempt
+    ) -> tuple[float | None, list[Command]]:
         """Return the grace of the ranks that are stopped now; None if an earlier request does that.
 
         Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
@@ -47,6 +50,8 @@ class StopReason:
             self.is_repeated |= message.again
             return (0.0 if message.again else None), []
         self.signal = message.signal
+        first = report.first if (report := attempt.failure_report) else None
+        self.follows_failure = first is not None and not (first.is_secondary or first.follows_stop_signal)
         self.why = f"stopped because {message.reason}" if message.reason else ""
         name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
         note = self._nodes.note_to_all(f"{message.reason or name} on {node.name}", but=node.node_rank)
@@ -57,10 +62,9 @@ class StopReason:
         """Record the scheduler's notice."""
         self.preempted_by = signal_name(signal_number) + (f" on {node.name}" if self._config.is_multi_node else "")
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a job that a signal has stopped."""
-        return EXIT_SIGNAL + self.signal
+    def result(self, report: FailureReport | None) -> JobResult:
+        """Return the result of a job that a signal has stopped; with the report, if a rank had failed before."""
+        return JobResult(EXIT_SIGNAL + self.signal, report if self.follows_failure else None)
 
 
 class Pause(NamedTuple):
@@ -96,7 +100,7 @@ class NextStep:
         succeeded = attempt.is_clean and not was_stopped
         if self._stop.signal:
             why = "; ".join(filter(None, (self._stop.why, self._sides.remark(time_limit=False))))
-            return JobResult(self._stop.exit_code, remark=why or None), []
+            return replace(self._stop.result(report), remark=why or None), []
         if preempted_by and not (succeeded and not self._stop.preemption_seen):
             advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
             return JobResult(EXIT_PREEMPTED, report, remark=f"preempted by {preempted_by}: {advice}"), []

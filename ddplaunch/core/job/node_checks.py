@@ -26,7 +26,7 @@ class NodeChecks:
     def __init__(self, nodes: NodeTable, deadlines: Deadlines[Deadline], membership: Membership) -> None:
         self._config, self._nodes, self._membership, self._deadlines = nodes.config, nodes, membership, deadlines
         self._request: CheckRequest | None = None  # for the latest attempt
-        self._next: list[CheckRequest] = []  # those that follow, once all nodes have replied
+        self._next: list[CheckRequest] = []  # the checks to request once all nodes have replied to this one
         # Nodes without a reply, and until when they are waited for (monotonic); empty if no round is in progress.
         self._unanswered: dict[int, float] = {}
         self._is_noted = False  # whether a note has named those that are slow
@@ -39,7 +39,7 @@ class NodeChecks:
 
     @property
     def are_done(self) -> bool:
-        """Whether no node is waited for, and no request follows."""
+        """Whether all replies are in, and no request follows."""
         return not self._unanswered and not self._next
 
     def begin(self, requests: Iterable[CheckRequest], now: Now) -> list[Command]:

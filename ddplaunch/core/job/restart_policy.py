@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.stack_frames import Frame, parse_traceback
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.option_values import RESTART_WORDS
 from ddplaunch.core.options import Stopping
 
 MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
 MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this
 PROGRESS_RATIO = 1.2  # an attempt has made progress if it lasted longer than this times the previous one,
 PROGRESS_MARGIN_S = 1.0  # plus this
+KILLED_CODE = str(EXIT_SIGNAL + signal.SIGKILL)  # of ranks whose zygote was lost
 
 _VARIABLE_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses, sizes, process ids, ports
 
@@ -74,20 +79,35 @@ class RestartPolicy:
 
     def _why_pointless(self, attempt: JobAttempt, uptime: float) -> str | None:
         """Return why another attempt would be pointless by ``--restart-on``, or None."""
+        causes = self._options.restart_on.split(",")
         if attempt.first_launcher_failure:  # from outside, as a rank that is killed
             self._signature = None
-            return None
-        if self._options.restart_on == "transient" and attempt.stop_cause is None:
-            assert attempt.failure_report is not None
-            first = attempt.failure_report.first
-            if not is_transient(first):
-                how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
-                return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
+            return None if {*causes} & {*RESTART_WORDS, KILLED_CODE} else self._not_listed(KILLED_CODE)
+        if "any" not in causes and "always" not in causes and (why := self._why_not_listed(attempt, causes)):
+            return why
         before, now = self._signature, failure_signature(attempt, uptime, self._folder)
         self._signature = now
-        if self._options.restart_on != "always" and now is not None and now.is_repeat_of(before):
+        if causes != ["always"] and now is not None and now.is_repeat_of(before):
             return f"rank {now.rank} failed at {now.location} in two attempts in a row"
         return None
+
+    def _why_not_listed(self, attempt: JobAttempt, causes: Sequence[str]) -> str | None:
+        """Return why the failure is none of these exit codes, nor transient if that is listed; None if it is."""
+        codes, cause = [word for word in causes if word != "transient"], attempt.stop_cause
+        if cause is not None:  # --on-stall restart requests it; a failed program counts as transient
+            listed = not cause.of_program or "transient" in causes or str(cause.code) in codes
+            return None if listed else f"{cause.reason}; {self._not_listed(str(cause.code))}"
+        assert attempt.failure_report is not None
+        first = attempt.failure_report.first
+        if str(first.shell_exit_code) in codes or ("transient" in causes and is_transient(first)):
+            return None
+        how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
+        if not codes:
+            return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
+        return f"rank {first.rank} {how}; {self._not_listed(str(first.shell_exit_code))}"
+
+    def _not_listed(self, code: str) -> str:
+        return f"exit code {code} is not in --restart-on {self._options.restart_on}"
 
 
 class FailureSignature(Struct, frozen=True):

@@ -97,11 +97,11 @@ class Rpc(Decider):
 
         If the kind raises, or has raised before, it gets None. It is called by ``deliver_next``.
         """
-        found = self._find(kind)
-        if self._isolation(found).failed:
+        rpc_kind = self._find(kind)
+        if self._isolation(rpc_kind).failed:
             self._gathered.append((on_done, None))
         else:
-            self._begin(found, request, timeout_s, None, now, on_done)
+            self._begin(rpc_kind, request, timeout_s, None, now, on_done)
         return self.take_commands()
 
     def _begin(

@@ -40,7 +40,7 @@ class CoordinatorClient:
     def __init__(
         self, loop: EventLoop, config: JobConfig, hello: NodeHello | JoinDeclined, on_message: Callable[[Message], None]
     ) -> None:
-        """``on_message`` gets the messages to this node. With a JoinDeclined it only delivers that."""
+        """``on_message`` gets the messages to this node. A JoinDeclined is sent, and no node joins."""
         assert config.port is not None
         self._loop, self._config, self._on_message = loop, config, on_message
         self._options = config.options

@@ -22,7 +22,7 @@ from ddplaunch.system.target.target import Target, TargetKind
 from ddplaunch.system.target.versions import Versions, read_versions
 
 MAX_HASHED_BYTES = 64 << 20
-"""Of a target file, for the comparison between nodes; the rest of a larger one is not compared."""
+"""The part of a target file that nodes compare; the rest of a larger one is not compared."""
 
 
 def make_link(
@@ -66,6 +66,7 @@ def build_hello(plan: Plan, config: JobConfig) -> NodeHello:
         versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
         gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
         has_node_rank=plan.has_node_rank,
+        domain=plan.domain,
     )
 
 

@@ -106,7 +106,7 @@ class LinkMachine(Machine):
         self._next_number = 0
         self._nonce = ""  # of this node
         self._nonces = ("", "")  # node 0's and this node's
-        self._attempt: int | None = None  # the attempt of which ranks may be left here
+        self._attempt: int | None = None  # the attempt whose ranks may still run here
         self._latest = -1  # the latest attempt that has started here; -1 before the first
         self._has_begun = False  # whether node 0 has ordered more than a check
         self._stop_signal: int | None = None

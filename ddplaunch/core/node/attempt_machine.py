@@ -135,7 +135,7 @@ class AttemptMachine(Machine):
         self._continue(now)
 
     def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool) -> None:
-        """Ask why a rank has ended. Of a stopped rank, an exception came first; the signal interrupted its cleanup."""
+        """Ask why a rank has ended. The exception of a stopped rank came first: the signal interrupted its cleanup."""
         self.attempt.explaining.add(rank)
         failure = self.attempt.make_failure(rank, pid, 1 if stopped else code, now.wall)
         self._do(do.ExplainEnd(failure, peak, stopped))
@@ -225,12 +225,12 @@ class AttemptMachine(Machine):
         self._do(do.CloseZygote())
         self._drain((), (), now)
 
-    def _drain(self, found: tuple[str, ...], stuck: tuple[str, ...], now: Now) -> None:
+    def _drain(self, leftovers: tuple[str, ...], stuck: tuple[str, ...], now: Now) -> None:
         """No process of the attempt is left, but those in ``stuck``, which cannot be killed."""
         attempt = self.attempt
         attempt.deadlines.cancel()
-        if found and not (attempt.failures or attempt.stopped_count or self._interrupted):
-            self._do(do.ShowNote(f"killed leftover processes of the ranks: {', '.join(found)}"))
+        if leftovers and not (attempt.failures or attempt.stopped_count or self._interrupted):
+            self._do(do.ShowNote(f"killed leftover processes of the ranks: {', '.join(leftovers)}"))
         if stuck:
             self._do(do.ShowNote(f"not waiting for processes that cannot be killed: {', '.join(stuck)}"))
         attempt.stopped_count += len(attempt.live)
@@ -238,7 +238,7 @@ class AttemptMachine(Machine):
         attempt.in_flight.clear()
         attempt.take_step(AttemptStep.DRAIN)
         attempt.deadlines.set(DrainLate(), now.mono + DRAIN_TIMEOUT_S)
-        self._do(do.Emit(events.AttemptSwept(found, stuck)), do.DrainOutput())
+        self._do(do.Emit(events.AttemptSwept(leftovers, stuck)), do.DrainOutput())
 
     def _collect_output(self) -> None:
         self.attempt.deadlines.cancel()

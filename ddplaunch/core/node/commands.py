@@ -93,10 +93,10 @@ class InspectRanks(Command, frozen=True):
     """Have the features show what the ranks do (Ctrl-\\)."""
 
 
-class ExitNow(Command, frozen=True):
-    """Exit at once, unless a feature still waits for something that this signal ends."""
+class EndWaits(Command, frozen=True):
+    """Wait for nothing more after the job's end, unless a feature waits for something that this signal ends."""
 
-    code: int
+    delay_s: float
 
 
 # --------------------------------------------------------------------------------------------------------- questions
@@ -133,7 +133,7 @@ class StopRanks(Command, frozen=True):
 
 
 class ExplainEnd(Command, frozen=True):
-    """Find out why a rank has ended, which may have recorded an exception; the reply is ``EndExplained``.
+    """Find out why a rank has ended: it may have recorded an exception. The reply is ``EndExplained``.
 
     ``failure``: what is known so far; ``peak_bytes``: most memory that it used; ``stopped``: it got a signal to end.
     """

@@ -15,11 +15,12 @@ within an attempt is in ``attempt_machine``; messages, signals and deadlines arr
   soon after. A second Ctrl-C kills them at once; a second SIGTERM does not: Slurm sends it when a preemption begins and
   when it ends.
 - SWEEPING: the zygote kills all its descendants. One that does not answer is killed, and by that its ranks.
-- DRAINING: no process is left. What the ranks printed is read, at most for a second. Then the attempt is reported, or
-  the job ends here if node 0 has ended it.
+- DRAINING: all processes have ended. What the ranks printed is read, at most for a second. Then the attempt is
+  reported, or the job ends here if node 0 has ended it.
 - A lost zygote has taken its ranks with it: those that recorded an exception have failed. The next attempt has a new
   zygote.
-- ENDED: a further signal ends the launcher, unless a feature is stopping something of its own.
+- ENDED: a signal ends what the launcher still waits for, as a reader of its output, a moment later; a second one at
+  once. A scheduler's may come just as the job ends: how it has ended is written all the same.
 
 The steps from phase to phase: ``ATTEMPT_TRANSITIONS``.
 """
@@ -54,6 +55,7 @@ from ddplaunch.core.signals import DUPLICATE_WINDOW_S, STOP_SIGNALS
 
 STOP_ORDER_TIMEOUT_S = 1.5  # for node 0 to order a stop: it may ask all nodes for something before
 ZYGOTE_REPORT_DELAY_S = 1.0  # after a signal, until the zygote has reported whether it got it too
+LATE_SIGNAL_DELAY_S = 2.0  # after a signal that comes after the job's end, for the last messages and output
 
 
 class NodeMachine(AttemptMachine):
@@ -70,7 +72,7 @@ class NodeMachine(AttemptMachine):
         self._inspects_before_stop = inspects_before_stop
         self._preempt_signal, self._preempt_forward = preempt_signal, preempt_forward
         self._cannot_start = False  # the log cannot be opened: node 0 knows, and will end the job
-        self._notice_sent = False
+        self._notice_sent = self._was_signalled_late = False
         self._inspect_key = InspectKey()
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
 
@@ -198,7 +200,8 @@ class NodeMachine(AttemptMachine):
         if number == signal.SIGTSTP:
             return self._do(do.SuspendJob())
         if self.phase is AttemptPhase.ENDED and self.result is not None:
-            return self._do(do.ExitNow(self.result.code))
+            again, self._was_signalled_late = self._was_signalled_late, True
+            return self._do(do.EndWaits(0.0 if again else LATE_SIGNAL_DELAY_S))
         if from_terminal and not self._interrupted and self._inspect_key.is_pressed(number, now.mono):
             return self._do(do.InspectRanks())
         self._do(do.Emit(events.SignalReceived(number)))
@@ -213,8 +216,11 @@ class NodeMachine(AttemptMachine):
         self._send(request)
 
     def _stop_before_order(self, request: messages.StopRequested, first: bool, now: Now) -> None:
-        """Begin to stop the ranks before node 0 orders it, which may be out of reach."""
+        """Begin to stop the ranks before node 0 orders it: node 0 may be out of reach."""
         attempt = self.attempt
+        if first and self.phase not in RUNNING_PHASES and _must_name(request):
+            why = request.reason or signal_name(request.signal)
+            self._do(do.ShowNote(f"{why}: stopping; no rank runs here", of_job=True))
         if self.phase is AttemptPhase.SWEEPING:
             self._do(do.Sweep(0))
         elif self.phase in RUNNING_PHASES and request.again:
@@ -260,8 +266,12 @@ class NodeMachine(AttemptMachine):
                     self._do(do.SignalRanks(number, deadline.only_handlers))
 
 
+def _must_name(request: messages.StopRequested) -> bool:
+    """Whether the user is to read what has requested the stop: all but Ctrl-C."""
+    return bool(request.reason) or request.signal != signal.SIGINT
+
+
 def _describe_stop_request(request: messages.StopRequested, ranks: str) -> str:
-    """Describe a stop request; the reason or signal is named unless it was Ctrl-C."""
-    if request.reason or request.signal != signal.SIGINT:
+    if _must_name(request):
         return f"{request.reason or signal_name(request.signal)}: stopping {ranks}"
     return f"stopping {ranks}; Ctrl-C again kills them now"

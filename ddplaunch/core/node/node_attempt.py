@@ -135,7 +135,7 @@ class NodeAttempt(Struct):
     in_flight: set[int] = field(default_factory=set)  # requested, without a process yet
     live: dict[int, LiveRank] = field(default_factory=dict)
     spawned_count: int = 0  # how many have had a process
-    explaining: set[int] = field(default_factory=set)  # ranks that have ended; the runner looks why
+    explaining: set[int] = field(default_factory=set)  # ranks that have ended; the runner finds out why
     failures: list[RankFailure] = field(default_factory=list)  # not those of ranks that were stopped
     stopped_count: int = 0  # how many have ended because of a stop signal
     stop_signals: set[int] = field(default_factory=set)  # sent to the ranks so far

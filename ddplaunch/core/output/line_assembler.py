@@ -60,29 +60,29 @@ class LineAssembler:
 
     def _pass(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
         """Pass complete lines on, up to the row where a bar starts; return the offset of that, or of the end."""
-        found = _RETURN.search(data, start)
-        end = max(start, data.rfind(b"\n", start, found.start() if found else len(data)) + 1)
+        match = _RETURN.search(data, start)
+        end = max(start, data.rfind(b"\n", start, match.start() if match else len(data)) + 1)
         if end > start:
             if self._partial:
                 done.append(self._partial)
                 self._partial = bytearray()
             done.append(data[start:end])
-        self._partial += data[end : found.start() if found else len(data)]
-        if found is None:
+        self._partial += data[end : match.start() if match else len(data)]
+        if match is None:
             return len(data)
         self._drawn = self._partial
         self._rows, self._row, self._partial = [self._drawn], 0, bytearray()
         self._returned = self._redrawn = self._fresh = False
-        self._undecided = found.end() == len(data)
-        return found.start()
+        self._undecided = match.end() == len(data)
+        return match.start()
 
     def _apply_cursor(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
         """Apply cursor movements to the provisional rows; return the offset where ordinary lines continue."""
         end = len(data)
         if data.endswith((b"\x1b", b"\x1b[")):
             end = data.rindex(b"\x1b")
-        for found in _TOKENS.finditer(data, start, end):
-            token = found[0]
+        for match in _TOKENS.finditer(data, start, end):
+            token = match[0]
             if token == b"\r":
                 self._returned = True
             elif token == b"\n":
@@ -104,14 +104,14 @@ class LineAssembler:
                 elif self._fresh and self._row:  # an ordinary line
                     self._finish(self._row, done)
                     self._rows, self._drawn = [], bytearray()
-                    return found.start()
+                    return match.start()
                 else:
                     self._rows[self._row] += token
                 self._drawn = self._rows[self._row]
                 if len(self._drawn) > MAX_LINE_BYTES:
                     self._finish(len(self._rows), done)
                     self._drawn = bytearray()
-                    return found.end()
+                    return match.end()
         self._held = data[end:]
         return len(data)
 

@@ -109,7 +109,7 @@ class LineMerger:
         return self._arrived[0][1] if self._arrived else None
 
     def emit_first(self, rank: int, waiting: frozenset[int] = frozenset()) -> None:
-        """Emit a rank's first line merged with its equals, after the lines that precede those in other queues.
+        """Emit a rank's first line, merged with equal ones, after the lines that precede those in other queues.
 
         ``waiting``: ranks whose own first line waits for this call (recursion); their queues are not changed.
         """

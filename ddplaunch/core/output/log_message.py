@@ -38,7 +38,7 @@ MessageKind.END = MessageKind("end")
 
 
 class LogMessage(Struct, frozen=True):
-    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in docs/reference.md."""
+    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in docs/json.md."""
 
     kind: MessageKind
     text: str
@@ -75,7 +75,8 @@ class MessageFormatter:
         kind = message.kind
         head = {"source": "ddplaunch", "kind": kind.name, "level": kind.level, "time": time.time()}
         origin = {"run_id": self.run_id, "node_rank": self.node_rank, "text": message.text}
-        return json.dumps({**head, **origin, **message.fields}, default=_to_plain_data) + "\n"
+        line = json.dumps({**head, **origin, **message.fields}, default=_to_plain_data, ensure_ascii=False)
+        return line.encode(errors="backslashreplace").decode() + "\n"  # bytes of file names that are not UTF-8
 
 
 FORMATTER = MessageFormatter()

@@ -73,6 +73,11 @@ class Screen:
         return self._stdout.is_drained and self._stderr.is_drained
 
     @property
+    def can_report(self) -> bool:
+        """Whether a line on stderr would not wait for its reader."""
+        return self._stderr.is_drained
+
+    @property
     def lost_lines_note(self) -> str:
         """A message about lines that could not be written to a file on stdout; "" if none are missing."""
         lost = format_count(self._stdout.lost_line_count, "line") if self._stdout.lost_line_count else ""
@@ -87,22 +92,22 @@ class Screen:
         """Set the callback for when there may be room again."""
         self._stdout.on_drained = self._stderr.on_drained = callback
 
-    def show_lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
-        """Show complete lines from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
+    def show_lines(self, source: Source, fd: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
+        """Show complete lines from descriptor ``fd`` (1 or 2), and the progress bar that is drawn there.
 
         The first call, possibly without lines, is made before the source prints there; ``last``: its stream has ended.
         All lines are prefixed by a single replace: no Python code runs per line, except for merging.
         """
-        sink = self._sink(number)
-        if number == 2 and b"[rank" in lines and self._prefix_text(source):
+        sink = self._sink(fd)
+        if fd == 2 and b"[rank" in lines and self._prefix_text(source):
             lines = self._strip_torch_prefix(source, lines)
-        if isinstance(source, str) or number not in self._merged:
+        if isinstance(source, str) or fd not in self._merged:
             return self._write(sink, add_prefix(self._prefix_bytes(source, sink), lines) if lines else b"")
-        self._merger.add(source, number, lines, time.monotonic())
+        self._merger.add(source, fd, lines, time.monotonic())
         if bar:
             self._merger.flush_rank(source)
         if last:
-            self._merger.close_stream(source, number)
+            self._merger.close_stream(source, fd)
         self._show_merged()
         self._write(sink, b"")  # the bar
 
@@ -126,8 +131,8 @@ class Screen:
         """Show the lines that need not be held any longer, and those that arrived before ``until``."""
         self._merger.flush_until(until)
         shown: dict[Sink, bytearray] = {}
-        for ranks, number, lines in self._merger.take_output():
-            sink = self._sink(number)
+        for ranks, fd, lines in self._merger.take_output():
+            sink = self._sink(fd)
             prefix = self._prefix_bytes(ranks[0] if len(ranks) == 1 else ranks, sink)
             shown.setdefault(sink, bytearray()).extend(add_prefix(prefix, lines))
         for sink, text in shown.items():
@@ -178,7 +183,7 @@ class Screen:
                 self.show_note(text, of_job=True)
             case Restarting(attempt, wait, text, verdict):
                 self._show_tracebacks()
-                fields = {"attempt": attempt, "wait": wait, "verdict": verdict}
+                fields = {"attempt": attempt, "wait": wait, "failure": verdict}
                 self.show_message(LogMessage(MessageKind.RESTART, text, fields), of_job=True)
             case AttemptPlanned(plan=plan):
                 FORMATTER.set_origin(plan)
@@ -188,8 +193,8 @@ class Screen:
                 self._show_tracebacks(verdict)
                 self.show_footer("")
 
-    def _sink(self, number: int) -> Sink:
-        return self._stdout if number == 1 else self._stderr
+    def _sink(self, fd: int) -> Sink:
+        return self._stdout if fd == 1 else self._stderr
 
     def write_footer(self, text: str) -> None:
         self.show_message(LogMessage(MessageKind.WAITING, text))
@@ -249,13 +254,13 @@ class TerminalScreen(Screen):
         self._show_merged(math.inf)
         self._write(self._home, text.encode(errors="replace"))
 
-    def show_lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
-        key = (isinstance(source, str), source, number)
+    def show_lines(self, source: Source, fd: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
+        key = (isinstance(source, str), source, fd)
         if bar:
             self._bars[key] = bar
         else:
             self._bars.pop(key, None)
-        super().show_lines(source, number, lines, bar, last=last)
+        super().show_lines(source, fd, lines, bar, last=last)
 
     def write_footer(self, text: str) -> None:
         if not self._stderr.is_terminal or FORMATTER.as_json:

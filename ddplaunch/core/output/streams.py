@@ -248,7 +248,7 @@ class Streams:
         self._screen.write_marker(mark)
 
     def close(self) -> None:
-        """Read and show the rest, and close the streams of all ranks; their tails are kept until the next attempt."""
+        """Show the remaining output, and close all ranks' streams; their tails are kept until the next attempt."""
         for source in {*self._files, *(stream.source for stream in self._streams.values())}:
             if isinstance(source, int):
                 self.close_source(source)

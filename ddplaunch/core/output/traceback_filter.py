@@ -65,4 +65,4 @@ class TracebackFilter:
         if not is_secondary_error(message, frames):
             return self.release()
         self._held = b""
-        return f"{first_line(message, 60)} (full traceback: --show all)\n".encode()
+        return f"{first_line(message, 60)} (traceback left out; to see it: --show all)\n".encode()

@@ -110,15 +110,15 @@ class HiddenModules:
 
         Return their names, without those that a signal handler has imported meanwhile.
         """
-        found: dict[str, ModuleType] = {}
+        modules: dict[str, ModuleType] = {}
         for name, module in zip(names, map(self.modules.get, names), strict=True):
             if module is not None:
-                found[name] = module
+                modules[name] = module
             if name == _MULTIPROCESSING:  # its import makes an alias of the main module
-                found[_MP_MAIN] = sys.modules["__main__"]
-        sys.modules.update(found)
+                modules[_MP_MAIN] = sys.modules["__main__"]
+        sys.modules.update(modules)
         # Not before: a signal handler may import one.
-        taken = [name for name in found if self.modules.pop(name, None) is not None]
+        taken = [name for name in modules if self.modules.pop(name, None) is not None]
         self.taken += taken
         return taken
 

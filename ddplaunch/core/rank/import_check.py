@@ -58,14 +58,16 @@ class ImportCheck:
         checks = [self._find_other_module, self._find_other_origin, self._find_variable, self._find_distribution]
         checks += [self._find_logger]
         if summary.has_packages:
-            checks += [self._find_native_state, self._find_hook, self._find_file, self._find_filter]
+            checks += [self._find_native_state, self._find_hook, self._find_file, self._find_warning_filter]
             checks += [self._find_function, self._find_random_state, self._find_torch_setting]
         return next(filter(None, (check(summary) for check in checks)), None)
 
     def _find_other_module(self, summary: ImportSummary) -> str | None:
         every, closure = self._hidden.every, summary.closure
         for name in self._modules.keys() & sys.modules.keys():
-            if name in closure and ("." in name or has_spec(every[name])):
+            # The same one is there while it is being handed over, when a signal handler imports.
+            is_other = sys.modules.get(name) is not every[name]
+            if is_other and name in closure and ("." in name or has_spec(every[name])):
                 return f"another module {name} is in sys.modules"
         for name in list(self._hidden.taken):
             now = sys.modules.get(name)
@@ -163,7 +165,7 @@ class ImportCheck:
                 return f"{path} was changed"
         return None
 
-    def _find_filter(self, summary: ImportSummary) -> str | None:
+    def _find_warning_filter(self, summary: ImportSummary) -> str | None:
         """A new filter that ignores warnings changes nothing: an import that shows one is not preloaded."""
         if import_effects.WARNED not in summary.inputs.marks:
             return None
@@ -201,7 +203,7 @@ class ImportCheck:
         return "random was seeded or used before" if is_other else None
 
     def _find_function(self, summary: ImportSummary) -> str | None:
-        """Find a replaced function or class in a module that new ones import, or that Python starts with.
+        """Find a function or class that was replaced in a module which the imports use, or which Python starts with.
 
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """

@@ -33,12 +33,12 @@ class Inputs:
 
     def add(self, packed: bytes) -> None:
         """Add those of a module that is loaded after the others."""
-        for kind, found in marshal.loads(packed):
+        for kind, effects in marshal.loads(packed):
             if kind == "variables":
-                found.update(self.variables)
-                self.variables = found
+                effects.update(self.variables)
+                self.variables = effects
             else:
-                self.__dict__[kind].update(found)
+                self.__dict__[kind].update(effects)
 
 
 WARNED = "warned"

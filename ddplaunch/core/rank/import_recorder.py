@@ -345,6 +345,14 @@ class ImportRecorder:
         expected = {name.rsplit(".", count)[0] for name in self.loaded[""] for count in range(name.count(".") + 1)}
         self.closures = {name: self.closure(name) for name in expected.intersection(preloaded)}
 
+    def has_read(self, names: Collection[str]) -> bool:
+        """Whether an import has read one of these variables."""
+        return any(
+            name in inputs.variables or name.startswith(tuple(inputs.prefixes))
+            for inputs in self._inputs.values()
+            for name in names
+        )
+
     def _restore(self) -> None:
         """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
         wrappers = {}
@@ -374,13 +382,13 @@ class ImportRecorder:
 
     def closure(self, name: str) -> set[str]:
         """Return the modules that are loaded once ``name`` was imported: its parent, what it imports, and so on."""
-        found, todo = {name}, [name]
+        names, todo = {name}, [name]
         while todo:
             last = todo.pop()
-            new = {last.rpartition(".")[0] or name, *self.loaded.get(last, ())} - found
-            found |= new
+            new = {last.rpartition(".")[0] or name, *self.loaded.get(last, ())} - names
+            names |= new
             todo.extend(new)
-        return found
+        return names
 
 
 def hide_frames(function: Any) -> Any:
@@ -399,12 +407,12 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
     if path is None and FrozenImporter.find_spec(name) is not None:
         return "frozen"
     try:
-        found = _find_origin(name, path)
+        spec = _find_origin(name, path)
     except Exception as error:
         return type(error).__name__
-    if found is not None and found.origin is not None:
-        return found.origin
-    return None if found is None else tuple(found.submodule_search_locations or ())
+    if spec is not None and spec.origin is not None:
+        return spec.origin
+    return None if spec is None else tuple(spec.submodule_search_locations or ())
 
 
 def _loaded_origin(module: object) -> object:
@@ -422,12 +430,12 @@ def current_folder() -> str | None:
 def file_state(path: str, *, is_folder: bool = False) -> tuple[int, ...] | None:
     """Return what changes when a file is written, or a folder on ``sys.path`` gets entries; None without one."""
     try:
-        found = _stat(path)
+        state = _stat(path)
     except (OSError, ValueError):
         return None
-    if found.st_mode & 0o170000 == 0o40000 and not is_folder:
+    if state.st_mode & 0o170000 == 0o40000 and not is_folder:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 def random_state(modules: Mapping[str, Any]) -> object:

@@ -32,11 +32,27 @@ _MAX_FD = 1024  # a larger descriptor table would cost memory, and select(2) sup
 _THREAD_EXIT_TIMEOUT_S = 0.1
 
 
+class BlockedSignals:
+    """Blocks all signals in this thread, within a ``with`` statement; those for the process may reach other threads."""
+
+    def __enter__(self) -> None:
+        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+
+    def __exit__(self, *error: object) -> None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
+
+
 class InspectionEndpoint:
     """The rank's end of the rank channel; one per process, from ``RankRunner.setup`` on."""
 
-    def __init__(self, fd: int) -> None:
-        """``fd``: the rank's end of the socket, owned from now on."""
+    def __init__(self, fd: int, import_own: Callable[[str], Any]) -> None:
+        """Begin.
+
+        Args:
+            fd: the rank's end of the socket, owned from now on.
+            import_own: returns a module of the standard library, if possible without an effect on ``sys.modules``.
+        """
+        self._import_own = import_own
         self.pid, self.main_thread = os.getpid(), _thread.get_ident()
         self._fd = move_fd_high(fd)
         self._inode = os.fstat(self._fd).st_ino
@@ -47,7 +63,7 @@ class InspectionEndpoint:
         """Called in the main thread at each wake signal, with the interrupted frame."""
         self.can_wake: Callable[[], bool] = lambda: False  # whether the wake signal still has its handler
         self.wake_signal = 0
-        self.bytes_sent = 0
+        self.bytes_written = 0  # by ddplaunch in this rank, to whatever file: the program's are counted without them
 
     def set_handler(self, letters: bytes, handler: Handler) -> None:
         """Handle the requests that begin with one of these letters."""
@@ -56,7 +72,7 @@ class InspectionEndpoint:
     def send(self, line: bytes) -> None:
         """Send a line to the launcher. OSError: the program has closed the channel."""
         data = memoryview(line + b"\n")
-        self.bytes_sent += len(data)
+        self.bytes_written += len(data)
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -80,11 +96,10 @@ class InspectionEndpoint:
         if os.getpid() != self.pid:
             return  # a process that the program has forked
         if not self._thread:
-            from _socket import MSG_DONTWAIT, socket
-
-            end = socket(fileno=os.dup(self._fd))
+            module = self._import_own("_socket")
+            end = module.socket(fileno=os.dup(self._fd))
             try:
-                for line in end.recv(4096, MSG_DONTWAIT).splitlines():
+                for line in end.recv(4096, module.MSG_DONTWAIT).splitlines():
                     self._handle(line, frame)
             except OSError:
                 pass  # no request
@@ -105,11 +120,10 @@ class InspectionEndpoint:
         if not self._thread:
             return
         tid, self._thread = self._thread, 0
-        from _socket import SHUT_RD, socket
-
         try:
-            end = socket(fileno=os.dup(self._fd))
-            end.shutdown(SHUT_RD)
+            module = self._import_own("_socket")
+            end = module.socket(fileno=os.dup(self._fd))
+            end.shutdown(module.SHUT_RD)
             end.close()
             self.send(b"l")
         except OSError:
@@ -123,11 +137,8 @@ class InspectionEndpoint:
     def start_thread(self, is_needed: Callable[[], object]) -> None:
         """Read the requests in a thread, which ends before the process forks unless ``is_needed`` returns true."""
         # This thread blocks all signals: one delivered to it would not interrupt the call that the program waits in.
-        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-        try:
+        with BlockedSignals():
             _thread.start_new_thread(self._run_thread, ())
-        finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
         os.register_at_fork(before=lambda: self._stop_thread_before_fork(is_needed))
 
     def _stop_thread_before_fork(self, is_needed: Callable[[], object]) -> None:

@@ -51,13 +51,16 @@ class ModuleHandover:
         self._start_over, self._lock = start_over, RLock()
         self._check = import_check.ImportCheck(hidden)
         os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
-        hidden.hide_again()
-        hidden.record.namespaces.begin()
-        hidden.replace_import(self._hand_over)
+        # What a signal handler imported between these steps would count as the program's own module.
+        with inspection_endpoint.BlockedSignals():
+            hidden.hide_again()
+            hidden.record.namespaces.begin()
+            hidden.replace_import(self._hand_over)
 
     def _hand_over(self, name: str) -> ModuleType | None:
         """Return a hidden module, now in ``sys.modules`` with all that it has imported; None: import it afresh."""
-        with self._lock:
+        # Without blocked signals, handlers that import the same module could nest without end.
+        with self._lock, inspection_endpoint.BlockedSignals():
             while name in self._modules:
                 count = len(self._modules)
                 summary = self._hidden.summarize(name)
@@ -95,35 +98,35 @@ class ModuleHandover:
         parent = name.rpartition(".")[0]
         if not parent:
             origins = self._record.origins
-            found = import_recorder.find_origin(name) if name in origins else None
-            return f"{name} is {found}, not {origins[name]}" if name in origins and found != origins[name] else None
+            other = import_recorder.find_origin(name) if name in origins else None
+            return f"{name} is {other}, not {origins[name]}" if name in origins and other != origins[name] else None
         origin = getattr(getattr(self._modules[name], "__spec__", None), "origin", None)
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None or not isinstance(origin, str) or not os.path.isabs(origin):
             return None
-        found = import_recorder.find_origin(name, path)
-        return None if found in (origin, None) else f"{name} is {found}, not {origin}"
+        other = import_recorder.find_origin(name, path)
+        return None if other in (origin, None) else f"{name} is {other}, not {origin}"
 
     # ------------------------------------------------------------------------------------------------- their changes
 
     def _redo_changes(self, changes: list[Changes]) -> None:
         """Redo what the imports of these modules changed outside them, in their order."""
-        for each in changes:
-            for name, (_, after) in each.variables.items():
+        for change in changes:
+            for name, (_, after) in change.variables.items():
                 hidden_modules.set_variable(name, after)
                 if after is None:
                     self._check.environment.pop(name, None)
                 else:
                     self._check.environment[name] = after
-            for list_name, before, after_items in each.lists:
+            for list_name, before, after_items in change.lists:
                 _apply_change(_live_list(list_name), before, after_items)
                 _apply_change(self._check.lists[list_name], before, after_items)
                 if list_name == import_recorder.FILTERS:
                     sys.modules["warnings"]._filters_mutated()
-            for name, logger in each.loggers.items():
+            for name, logger in change.loggers.items():
                 if not hasattr(logger, "loggerMap"):  # else a placeholder, which the next ones make again
                     _add_logger(name, logger)
-            for function, args, named in each.exits:
+            for function, args, named in change.exits:
                 self._register_exit(function, args, named)
 
     def _register_exit(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:

@@ -129,8 +129,8 @@ def _is_default_hook(hook: Any) -> bool:
 def _print_interrupt_location(error: BaseException) -> None:
     """Print one line with the innermost line of the user's code: "KeyboardInterrupt: step at train.py:31"."""
     where = ""
-    for each in (_context_of(error), error):  # it may arrive just after another exception has ended the program
-        trace = trace_of(each) if each is not None else None
+    for exception in (_context_of(error), error):  # it may arrive just after another exception has ended the program
+        trace = trace_of(exception) if exception is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_user_file(code.co_filename):

@@ -47,10 +47,10 @@ class RankRestart:
         os.umask(self._umask)
         self._handlers = {number: _signal.getsignal(number) for number in _signal.valid_signals()}
         self._blocked = list(map(int, _signal.pthread_sigmask(_signal.SIG_BLOCK, ())))
-        self._open, self._child_faults = _list_open(), _child_faults()
+        self._open, self._child_page_faults = _list_open(), _child_page_faults()
         self._stdin_offset = _offset(0)
         self._cached_bytes = 0
-        self._written = _written_bytes() - (endpoint.bytes_sent if endpoint else 0)
+        self._written = _written_bytes() - (endpoint.bytes_written if endpoint else 0)
         bootstrap_external._write_atomic = self._write_cache  # type: ignore[attr-defined]
 
     def _write_cache(self, path: str, data: bytes, *mode: int) -> None:
@@ -105,7 +105,7 @@ class RankRestart:
 
         Without a rank channel that is unknown: then nothing may have been written.
         """
-        sent = self._endpoint.bytes_sent if self._endpoint else 0
+        sent = self._endpoint.bytes_written if self._endpoint else 0
         written = _written_bytes() - sent - self._written - self._cached_bytes
         if self._endpoint is None:
             return written <= 0
@@ -128,7 +128,7 @@ class RankRestart:
         """Return what the program has done, besides writing, that cannot be done twice; None if nothing."""
         if any(each.startswith("socket:") for _, each in _list_open() - self._open):
             return "has opened connections"
-        if _has_children() or _child_faults() != self._child_faults:
+        if _has_children() or _child_page_faults() != self._child_page_faults:
             return "has started processes"
         if _offset(0) != self._stdin_offset and not _rewind(0, self._stdin_offset):
             return "has read stdin"
@@ -185,13 +185,13 @@ def _written_bytes() -> int:
 
 def _list_open() -> set[tuple[str, str]]:
     """List the open descriptors, with what they lead to."""
-    found, folder = set(), "/proc/self/fd"
+    descriptors, folder = set(), "/proc/self/fd"
     for fd in os.listdir(folder) if os.path.isdir(folder) else ():
         try:
-            found.add((fd, os.readlink(f"{folder}/{fd}")))
+            descriptors.add((fd, os.readlink(f"{folder}/{fd}")))
         except OSError:  # of the listing itself
             pass
-    return found
+    return descriptors
 
 
 def _has_children() -> bool:
@@ -202,7 +202,7 @@ def _has_children() -> bool:
     return True
 
 
-def _child_faults() -> int:
+def _child_page_faults() -> int:
     """The page faults of child processes that have ended: 0 if there was none (proc(5): cminflt in /proc/pid/stat)."""
     fields = proc_utils.read_stat("self")
     return int(fields[8]) if fields else 0

@@ -35,7 +35,7 @@ _STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 c
 _Module = type(sys)
 
 _BUILTINS = dict(sys.modules["builtins"].__dict__)
-"""Of ddplaunch's functions in a rank: the program may replace ``open``, or ``print`` in all ranks but the first."""
+"""Built-in names for ddplaunch's functions in a rank: the program may replace ``open``, or ``print`` in other ranks."""
 
 globals()["__builtins__"] = _BUILTINS  # the functions defined from here on keep it
 
@@ -117,7 +117,7 @@ class RankRunner:
         if not faulthandler.is_enabled():
             faulthandler.enable(self._fds.get("crash_socket", 2))
         if "rank_channel" in self._fds:
-            self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
+            self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"], self._import_own)
         for file, settings in self.job["sides"]:
             self._isolate(file, self._begin_side, file, settings)
         c10d = "torch.distributed.distributed_c10d"
@@ -373,20 +373,20 @@ def _set_argv_and_path(job: PythonJob, first: str, *typed: str) -> None:
 
 
 def _import_function(job: PythonJob) -> Callable[..., Any]:
-    found: Any = _import_module(job["module"], job["path"])
+    target: Any = _import_module(job["module"], job["path"])
     for part in job["function"].split("."):
         try:
-            found = getattr(found, part)
+            target = getattr(target, part)
         except AttributeError:
             file = os.path.basename(job["path"])
             raise rank_exit.TargetError(f"{file or job['module']} has no function {job['function']}") from None
-    if not callable(found) or isinstance(found, type):
-        raise rank_exit.TargetError(f"{job['target_text']} is not a function: it is {found!r:.80}")
-    if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
+    if not callable(target) or isinstance(target, type):
+        raise rank_exit.TargetError(f"{job['target_text']} is not a function: it is {target!r:.80}")
+    if getattr(getattr(target, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
         raise rank_exit.TargetError(
             f"{job['target_text']} is a coroutine function", "wrap it in a function that calls asyncio.run"
         )
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]
 
 
 def _import_module(name: str, path: str) -> ModuleType:

@@ -130,8 +130,8 @@ def main() -> RankStart:
     recorder.stop() if unsafe or not config["forks"] else recorder.finish()
     gc.freeze()
     if server:
-        control, config = server.serve(not unsafe, cleanup)  # returns in a fork for each run
-        cleanup.is_shared = True
+        control, config = server.serve(not unsafe, cleanup, recorder)  # returns in the zygote of each run
+        cleanup.is_shared = config["has_guardian"]
         if server.runs_served:
             began = time.monotonic()
     if unsafe:
@@ -182,7 +182,7 @@ def _exec_fresh(
 
 
 def _make_server(server_config: ServerConfig, config: ZygoteConfig, first: socket.socket) -> ZygoteServer:
-    """Make this process a server of zygotes; ``first``: connection of the first run."""
+    """Make this process wait for its run, or serve several; ``first``: connection of the first run."""
     module = rank_runner.load_private_module(server_config["file"])
     server: ZygoteServer = module.make_server(config, server_config["settings"], first, IGNORED_SIGNALS, rank_runner)
     return server
@@ -434,7 +434,7 @@ class Zygote:
             if all(proc_utils.is_multiprocessing_helper(pid) for pid in self.list_descendants()):
                 self.wait(min(grace, _HELPER_TIMEOUT_S))
         left = self.list_descendants()
-        found = [proc_utils.describe_process(pid) for pid in left if pid not in self.ranks]
+        described = [proc_utils.describe_process(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:
             for pid in left:
                 proc_utils.send_signal(pid, signal.SIGTERM)
@@ -442,7 +442,7 @@ class Zygote:
             self.wait(grace)
         stuck, ended = proc_utils.kill_descendants(os.getpid(), is_excluded=self.is_store)
         self.send_exits(ended)
-        self.send({"op": "swept", "found": found, "stuck": stuck})
+        self.send({"op": "swept", "found": described, "stuck": stuck})
 
     def list_descendants(self) -> list[int]:
         return proc_utils.list_descendants(os.getpid(), is_excluded=self.is_store)

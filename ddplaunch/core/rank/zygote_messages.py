@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
+    from ddplaunch.core.rank.import_recorder import ImportRecorder
     from ddplaunch.system.processes.proc_utils import Usage
     from ddplaunch.system.target.signature import ArgumentValues
 
@@ -37,21 +38,21 @@ class ForkFixups(Protocol):
 
 
 class ServerConfig(TypedDict):
-    """What makes a zygote serve several runs."""
+    """What makes a zygote wait for its run, or serve several."""
 
     file: str  # of the package, with ``make_server``, which returns a ``ZygoteServer``
     settings: Any  # its own
 
 
 class ZygoteServer(Protocol):
-    """Serves zygotes to several runs, all with the modules that this process imports once."""
+    """Waits for a run, or serves zygotes to several, all with the modules that this process imports once."""
 
     origins: AbstractContextManager[None]  # around the imports
     runs_served: int  # before this one
 
     def serve(
-        self, fit: bool, cleanup: AtexitCleanup
-    ) -> tuple[socket.socket, ZygoteConfig]: ...  # returns in a fork for each run
+        self, fit: bool, cleanup: AtexitCleanup, recorder: ImportRecorder
+    ) -> tuple[socket.socket, ZygoteConfig]: ...  # returns in the zygote of each run
 
 
 class ZygoteConfig(TypedDict):
@@ -74,7 +75,7 @@ class ZygoteConfig(TypedDict):
     ignores_sigchld: bool  # whether new ranks ignore SIGCHLD
     failed: str | None  # why it has restarted with its fallback
     unsafe: str | None  # why it does not fork
-    server: ServerConfig | None  # of a zygote that outlives the run
+    server: ServerConfig | None  # of a zygote that waits for its run, or outlives it
     has_guardian: bool  # whether a guardian is its parent, and other runs share its modules
 
 

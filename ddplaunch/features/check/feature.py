@@ -29,9 +29,9 @@ class Check(Feature):
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         """Return the side on each node: node 0 alone decides whether nodes are checked."""
-        from ddplaunch.features.check.node import NodeChecker
+        from ddplaunch.features.check.node import CheckSide
 
-        return NodeChecker(context)
+        return CheckSide(context)
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
         checking = context.options[Checking]

@@ -60,7 +60,7 @@ def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -
 
 
 def _check_free_space(what: str, path: str, needed: int) -> str | None:
-    """Why a file system is too full, None if it is not, or has no size, as some virtual ones."""
+    """Return why a file system is too full; None if it is not, or has no size, as some virtual ones."""
     try:
         stat = os.statvfs(path)
     except OSError as error:
@@ -71,7 +71,7 @@ def _check_free_space(what: str, path: str, needed: int) -> str | None:
 
 
 def _check_writable(what: str, path: str) -> str | None:
-    """Why a folder cannot be written to, None if it can. The current folder may be read-only, as in containers."""
+    """Return why a folder is not writable; None if it is. The current folder may be read-only, as in containers."""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x" * 4096)
@@ -89,12 +89,14 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
         yield "checking", "the GPU driver", None
         hardware = read_hardware(processes=True)
         visible = visible_gpus(hardware, None, os.environ)
-        found = dict(zip(visible.devices, visible.gpus, strict=True))
-        if missing := [device for device in devices if device not in found]:
+        visible_by_device = dict(zip(visible.devices, visible.gpus, strict=True))
+        if missing := [device for device in devices if device not in visible_by_device]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
             yield "failed", f"{join_names(missing)} cannot be found{why}", "see what `nvidia-smi` and dmesg report"
             return
-        gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
+        gpus = {
+            each.gpu.index: each.gpu for each in (visible_by_device[device] for device in devices) if each.mig is None
+        }
         busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
         if not busy:
             return

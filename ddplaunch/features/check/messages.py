@@ -1,4 +1,4 @@
-"""The message by which node 0 requests the check of a node."""
+"""The message with which node 0 has a node check its machine."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ STEP_TIMEOUT_S = 5.0  # for one step
 CHECK_STATEMENT = "from ddplaunch.features.check.machine_check import main; main()"
 
 
-class NodeChecker(NodeSide):
+class CheckSide(NodeSide):
     """Checks this node when node 0 requests it; a new request, or the start of the ranks, cancels a check."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context, self._plan = context, context.plan
-        self._check: NodeCheck | None = None
+        self._check: MachineCheck | None = None
 
     def on_message(self, message: Message) -> None:
         match message:
@@ -73,7 +73,7 @@ class NodeChecker(NodeSide):
         environ = {**context.tree.environ, **self._plan.shared_environment}
         progress, send = context.screen.show_footer, context.job.send
         try:
-            self._check = NodeCheck(loop, request, self._plan, environ, context.log.path, progress, send)
+            self._check = MachineCheck(loop, request, self._plan, environ, context.log.path, progress, send)
         except OSError as error:
             send(NodeStartError(f"the check of this machine cannot start: {error.strerror}"))
 
@@ -85,7 +85,7 @@ class NodeChecker(NodeSide):
             self._check.close()
 
 
-class NodeCheck:
+class MachineCheck:
     """One check, started by the constructor; ``on_progress`` gets what it waits for."""
 
     def __init__(

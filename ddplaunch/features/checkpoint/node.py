@@ -49,12 +49,12 @@ def find_newest_checkpoint(pattern: str, codes: Collection[int]) -> CheckpointFo
     """
     ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
     latest = inf if ended_well else time.time() - MIN_AGE_S
-    found: list[CheckpointFound] = []
+    checkpoints: list[CheckpointFound] = []
     # A disk may hang, and a pattern may match a whole file system: search in a thread, with a timeout.
-    search = Thread(target=lambda: found.append(_find_newest(pattern, latest)), daemon=True)
+    search = Thread(target=lambda: checkpoints.append(_find_newest(pattern, latest)), daemon=True)
     search.start()
     search.join(SEARCH_TIMEOUT_S)
-    return found[0] if found else None
+    return checkpoints[0] if checkpoints else None
 
 
 def _find_newest(pattern: str, latest: float) -> CheckpointFound:

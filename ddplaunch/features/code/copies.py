@@ -44,7 +44,7 @@ def cache_folder() -> str:
 
 
 def find_copy(parent: str, name: str) -> str | None:
-    """Return the folder of the code of this name; None if there is none as it was copied."""
+    """Return the folder of the code of this name; None if there is no copy, or a program has changed it."""
     for folder in _folders(parent, name):
         if not os.path.isdir(folder):
             return None

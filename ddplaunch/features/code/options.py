@@ -18,4 +18,4 @@ class Code(OptionGroup, frozen=True):
 
     code: Annotated[str | None, Option("--code DIR",
         "Copy this folder, without what git ignores, to the hosts, and run the copy.", completion="folder",
-        is_local=True)] = None
+        is_local=True, has_variable=False)] = None

@@ -17,8 +17,10 @@ from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import RunningBatchJob, find_batch_job, find_host_connector, find_running
+from ddplaunch.cli.lookup.batch_jobs import RunningBatchJob, find_running_batch_job
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.remote_jobs import find_host_connector
+from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.observe.diagnosis.inspection import Detail
@@ -40,9 +42,9 @@ HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
     help="Connect over SSH to this host, or to the one of several that runs the rank.",
 )
 def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
-    """Attach to the debugger of the ranks of a running job.
+    """Attach to the debugger of the ranks of a run.
 
-    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only run in progress.
 
     Ranks stop at `breakpoint()` if `ddplaunch run` was started in a terminal, or with --debug. Type pdb commands; @3
     selects rank 3, `@all p loss` asks all stopped ranks. `detach`, Ctrl-D or Ctrl-C resume the ranks, `q` ends the
@@ -55,7 +57,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     more = [] if rank is None else ["--rank", str(rank)]
     if hosts is not None:
         return _run_on_host(_choose_host(hosts, run, rank), ["debug", *([run] if run else []), *more], "--hosts")
-    if batch_job := find_batch_job(run, "debug"):
+    if batch_job := find_running_batch_job(run, "debug"):
         if rank is not None:
             words = ["stacks", batch_job.run, "--json"]
             output = query_node_zero(batch_job.job, batch_job.state, words, REPLY_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The debug server: knows the ranks of this node that are in a debugger, and the users who debug them.
+"""The debug server: connects the ranks of this node that are in a debugger with the users who debug them.
 
 A rank connects when it first stops (``rank_debugger.py``). The prompts of all users run in the launcher, for its own
 terminal or for a client of the control socket; the last one who attached is in control. Ranks resume when the user
@@ -63,9 +63,9 @@ class DebugServer:
         self._known: dict[int, Debuggee] = {}  # by rank, from its first message on
         self._users: list[DebugUser] = []
         self._pausing: set[int] = set()  # ranks that a user has requested to stop
-        self._withdrawn: set[int] = set()  # such ranks whose user has left since
+        self._withdrawn: set[int] = set()  # those of them whose user has left since then
         self._reported_active = False
-        self._left_failed = False  # whether the user has left a rank that has failed, by which the attempt ends
+        self._left_failed = False  # whether the user has left a failed rank, which ends the attempt
 
     def _inspect(self, on_done: Callable[[Inspection], None]) -> None:
         """Inspect all ranks and find out what they wait for."""
@@ -132,11 +132,11 @@ class DebugServer:
             self.loop,
             sock,
             messages.FROM_DEBUGGER,
-            lambda message: self._on_rank_message(each, message),
-            lambda why: self._on_lost(each),
+            lambda message: self._on_rank_message(debuggee, message),
+            lambda why: self._on_lost(debuggee),
         )
-        each = Debuggee(connection)
-        self._connected.append(each)
+        debuggee = Debuggee(connection)
+        self._connected.append(debuggee)
 
     def _on_lost(self, each: Debuggee) -> None:
         self._connected.remove(each)
@@ -144,72 +144,72 @@ class DebugServer:
             self._on_rank_disconnect(rank, each)
             del self._known[rank]
 
-    def _on_rank_message(self, each: Debuggee, message: messages.FromDebugger) -> None:
+    def _on_rank_message(self, debuggee: Debuggee, message: messages.FromDebugger) -> None:
         rank = message.rank
-        self._known[rank] = each
+        self._known[rank] = debuggee
         match message:
             case messages.RankStopped():
-                if each.detached and not message.error:
+                if debuggee.detached and not message.error:
                     if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
-                        each.stopped, each.tool = message, message.tool
-                        self._resume_rank(rank, each)
+                        debuggee.stopped, debuggee.tool = message, message.tool
+                        self._resume_rank(rank, debuggee)
                     return None
                 if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
-                    return each.connection.send(messages.DetachUser(rank))
+                    return debuggee.connection.send(messages.DetachUser(rank))
                 if not self._users:
                     self.on_stop_unattended()
                 if not self.is_active:
                     self.loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
-                each.stopped, each.tool, each.output = message, message.tool, b""
-                each.detached, each.is_leaving, each.is_arriving = False, False, True
-                if not each.is_stepping:
+                debuggee.stopped, debuggee.tool, debuggee.output = message, message.tool, b""
+                debuggee.detached, debuggee.is_leaving, debuggee.is_arriving = False, False, True
+                if not debuggee.is_stepping:
                     self._announce_stop(message)
                 if message.tool:
-                    each.prompt, each.is_arriving = _PROMPT_FORMAT.format(rank), False
+                    debuggee.prompt, debuggee.is_arriving = _PROMPT_FORMAT.format(rank), False
                 self._pausing.discard(rank)
-                self._start_idle_timer(rank, each)
+                self._start_idle_timer(rank, debuggee)
             case messages.TerminalRequest():
-                each.connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, each)))
+                debuggee.connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, debuggee)))
             case messages.DebuggerOutput(data=data, prompt=prompt):
-                each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
-                each.is_arriving &= not prompt
+                debuggee.output, debuggee.prompt = (debuggee.output + data)[-SCROLLBACK_BYTES:], prompt
+                debuggee.is_arriving &= not prompt
             case messages.RankResumed(is_stepping=steps):
-                self._left_failed |= bool(each.stopped and each.stopped.error)
-                if each.terminal:
-                    each.terminal.read_output()
-                each.set_running(steps=steps and not each.detached)
+                self._left_failed |= bool(debuggee.stopped and debuggee.stopped.error)
+                if debuggee.terminal:
+                    debuggee.terminal.read_output()
+                debuggee.set_running(steps=steps and not debuggee.detached)
                 if rank in self._pausing:
                     self.pause_rank(rank)
             case messages.QuitRequested():
                 self._on_quit(rank)
         self._call_user(lambda user: user.on_message(message))
-        each.is_stepping &= each.stopped is None
+        debuggee.is_stepping &= debuggee.stopped is None
         self._report_active()
 
     def _on_quit(self, rank: int) -> None:
         self._notify(f"rank {rank}: q in the debugger ends the job")
         self._send(StopRequested(signal.SIGTERM))
 
-    def _open_terminal(self, rank: int, each: Debuggee) -> str:
+    def _open_terminal(self, rank: int, debuggee: Debuggee) -> str:
         """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
-            each.terminal = each.terminal or RankTerminal(
+            debuggee.terminal = debuggee.terminal or RankTerminal(
                 self.loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
             )
-            return each.terminal.path
+            return debuggee.terminal.path
         except OSError as error:
             self._notify(f"rank {rank}: no terminal for its debugger: {error.strerror}; PYTHONBREAKPOINT= selects pdb")
             return ""
 
-    def _resume_rank(self, rank: int, each: Debuggee) -> None:
+    def _resume_rank(self, rank: int, debuggee: Debuggee) -> None:
         """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
-        each.connection.send(messages.DetachUser(rank))
-        each.is_leaving = each.stopped is not None
-        if each.terminal:
-            each.end_terminal()
-            each.prompt = ""
-            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
+        debuggee.connection.send(messages.DetachUser(rank))
+        debuggee.is_leaving = debuggee.stopped is not None
+        if debuggee.terminal:
+            debuggee.end_terminal()
+            debuggee.prompt = ""
+            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, debuggee.stopped))
 
     def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
         each = self._known.get(rank)
@@ -237,17 +237,17 @@ class DebugServer:
             what = f"{'has stopped' if rank in self._pausing else 'is at a breakpoint'}: {stopped.location}"
         self._notify(f"rank {rank} {what}{attach}")
 
-    def _start_idle_timer(self, rank: int, each: Debuggee) -> None:
+    def _start_idle_timer(self, rank: int, debuggee: Debuggee) -> None:
         """Restart the timer of a rank that waits for input."""
-        if each.timer:
-            each.timer.cancel()
-        each.timer = self.loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
+        if debuggee.timer:
+            debuggee.timer.cancel()
+        debuggee.timer = self.loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, debuggee))
 
-    def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
-        if each.stopped:
+    def _on_idle_timeout(self, rank: int, debuggee: Debuggee) -> None:
+        if debuggee.stopped:
             idle = format_elapsed(self._idle_timeout_s)
             self._notify(f"rank {rank} resumes: no input for {idle} (--debug-timeout)")
-            self._resume_rank(rank, each)
+            self._resume_rank(rank, debuggee)
 
     def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
         each.end_terminal()
@@ -326,14 +326,14 @@ class DebugServer:
 
     def send_line(self, rank: int, line: str) -> None:
         """Send an input line to a rank that waits for one."""
-        each = self._known.get(rank)
-        if each is None or not each.prompt:
+        debuggee = self._known.get(rank)
+        if debuggee is None or not debuggee.prompt:
             return
-        prompt, each.prompt, each.output = each.prompt, "", b""
-        if each.tool:
-            return self._run_command(rank, each, line.strip(" "), prompt)
-        self._start_idle_timer(rank, each)
-        each.connection.send(messages.LineInput(rank, line))
+        prompt, debuggee.prompt, debuggee.output = debuggee.prompt, "", b""
+        if debuggee.tool:
+            return self._run_command(rank, debuggee, line.strip(" "), prompt)
+        self._start_idle_timer(rank, debuggee)
+        debuggee.connection.send(messages.LineInput(rank, line))
 
     def request_completions(self, rank: int, line: str) -> bool:
         """Request completions of the last word of a line; return whether they will come."""
@@ -345,28 +345,28 @@ class DebugServer:
 
     def write_terminal(self, rank: int, data: bytes) -> None:
         """Write keys to the terminal of a rank."""
-        each = self._known.get(rank)
-        if each and each.terminal:
-            if each.stopped:
-                self._start_idle_timer(rank, each)
-            each.terminal.write_input(data)
+        debuggee = self._known.get(rank)
+        if debuggee and debuggee.terminal:
+            if debuggee.stopped:
+                self._start_idle_timer(rank, debuggee)
+            debuggee.terminal.write_input(data)
 
     def resize_terminal(self, rank: int, columns: int, rows: int) -> None:
         """Set the size of the terminal of a rank."""
-        each = self._known.get(rank)
-        if each and each.terminal and columns:
-            each.terminal.set_size(columns, rows)
+        debuggee = self._known.get(rank)
+        if debuggee and debuggee.terminal and columns:
+            debuggee.terminal.set_size(columns, rows)
             if self._ranks and (process := self._ranks.processes.get(rank)):
                 process.send(signal.SIGWINCH)  # ignored by default
 
-    def _run_command(self, rank: int, each: Debuggee, line: str, prompt: str) -> None:
+    def _run_command(self, rank: int, debuggee: Debuggee, line: str, prompt: str) -> None:
         """Run a command line while the rank is in a debugger that takes keys only."""
         if line in ("detach", messages.EOF_LINE):
-            return self._resume_rank(rank, each)
+            return self._resume_rank(rank, debuggee)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
-        text = f"rank {rank} is in {each.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
-        each.prompt = prompt
+        text = f"rank {rank} is in {debuggee.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
+        debuggee.prompt = prompt
         self._call_user(
             lambda user: user.on_message(messages.DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt))
         )
@@ -374,9 +374,9 @@ class DebugServer:
     def pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
         ranks = self._ranks
-        each = self._known.get(rank)
-        if ranks is None or (each and each.stopped):
-            if each and each.is_leaving:
+        debuggee = self._known.get(rank)
+        if ranks is None or (debuggee and debuggee.stopped):
+            if debuggee and debuggee.is_leaving:
                 self._pausing.add(rank)  # once it has resumed
             return
         process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
@@ -395,8 +395,8 @@ class DebugServer:
         if refusal or process is None:
             return self._call_user(lambda user: user.refuse(refusal))
         self._pausing.add(rank)
-        if each:
-            each.detached = False
+        if debuggee:
+            debuggee.detached = False
         self._withdrawn.discard(rank)
         process.send(number)
         self.loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))

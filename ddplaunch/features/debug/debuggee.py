@@ -1,4 +1,4 @@
-"""A rank that is debugged, and what its debug server calls of the user who debugs it."""
+"""A rank in its debugger, and the interface that a user's prompt offers to the debug server."""
 
 from __future__ import annotations
 

@@ -125,12 +125,12 @@ class DebuggerPrompt:
                     self._terminal.show("  ".join(choices) + "\n")
         self._update()
 
-    def _announce(self, rank: int, each: Debuggee) -> None:
-        if each.stopped and self._terminal.is_remote:  # the launcher's own terminal shows it in the log
+    def _announce(self, rank: int, debuggee: Debuggee) -> None:
+        if debuggee.stopped and self._terminal.is_remote:  # the launcher's own terminal shows it in the log
             self._waits_for_stop = False
-            failed = f": {each.stopped.error}" if each.stopped.error else ""
+            failed = f": {debuggee.stopped.error}" if debuggee.stopped.error else ""
             what = "has failed at" if failed else "is at"
-            self.show_note(f"rank {rank} {what} {each.stopped.location}{failed}")
+            self.show_note(f"rank {rank} {what} {debuggee.stopped.location}{failed}")
 
     def _show_help(self, rank: int) -> None:
         if len(self._ranks) > 1 and not self._has_shown_help:
@@ -254,7 +254,7 @@ class DebuggerPrompt:
             else:
                 break
         else:
-            self.on_resize()  # the rest in the next turn
+            self.on_resize()  # comes back for the keys that are left
 
     def _line_prompt(self) -> str:
         """Return the prompt of the selected rank if a line is there that it can get now; else ""."""
@@ -326,24 +326,24 @@ class DebuggerPrompt:
 
     def _lend_terminal(self) -> bool:
         """Show the terminal of the selected rank's debugger, if it has one; return whether it is shown."""
-        each, rank = self._selected, self._current
-        if not (each and each.tool) or self._has_escaped or self._awaited or self._terminal.is_pipe:
+        debuggee, rank = self._selected, self._current
+        if not (debuggee and debuggee.tool) or self._has_escaped or self._awaited or self._terminal.is_pipe:
             rank = None
         if rank == self._lent_to:
             return rank is not None
         if self._lent_to is not None:
             self._terminal.lend(False)
         self._lent_to = rank
-        if rank is None or each is None:
+        if rank is None or debuggee is None:
             return False
         if rank != self._last_lent_to:
             hint = f"; {ESCAPE_HELP}" if self._last_lent_to is None else ""
             self._last_lent_to = rank
-            self.show_note(f"rank {rank} is in {each.tool}{hint}")
+            self.show_note(f"rank {rank} is in {debuggee.tool}{hint}")
         self._terminal.lend(True)
         self._server.resize_terminal(rank, *self._terminal.size)
-        if each.terminal:
-            self._terminal.draw(each.terminal.scrollback)
+        if debuggee.terminal:
+            self._terminal.draw(debuggee.terminal.scrollback)
         return True
 
 

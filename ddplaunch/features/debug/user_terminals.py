@@ -11,7 +11,7 @@ from ddplaunch.base.tty import Keyboard, in_foreground, window_size
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.features.debug.messages import UserOutput
 
-ESCAPE_KEY = b"\x1d"  # Ctrl-], by which a user leaves a program that has all keys
+ESCAPE_KEY = b"\x1d"  # Ctrl-]: leaves a program that gets all other keys
 CLEAR_ROW = b"\r\x1b[K"
 RESET_TERMINAL = b"\x1b[?1049;1000;1002;1003;1006;2004;1l\x1b[?25;7h\x1b[0m\x1b>" + CLEAR_ROW
 """Resets what a program may have changed of a terminal: screen, cursor, mouse, paste and keypad."""
@@ -129,10 +129,10 @@ class LocalTerminal:
         self._screen.write_raw(data)
 
     def take_input(self) -> None:
-        """There is no client to inform."""
+        """Do nothing: no client waits for this confirmation."""
 
     def leave(self, code: int) -> None:
-        """The terminal stays the launcher's."""
+        """Do nothing: the launcher keeps its own terminal."""
 
     def close(self) -> None:
         """Release the terminal."""

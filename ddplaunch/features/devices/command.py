@@ -18,7 +18,7 @@ from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.machine import gpu_evidence
 from ddplaunch.system.devices.vendor import VisibleGpus
 from ddplaunch.system.devices.visible_gpus import visible_gpus
-from ddplaunch.system.plan.hardware import Cpu, Gpu, Hardware, MigInstance
+from ddplaunch.system.plan.hardware import Cpu, Gpu, Hardware, MigInstance, explain_shared_mig
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.planner import PlanSpec
 
@@ -33,6 +33,7 @@ def devices(as_json: bool) -> None:
     """
     hardware = read_hardware(processes=True)
     visible = visible_gpus(hardware, None, os.environ)
+    visible = replace(visible, notes=(*visible.notes, *_mig_notes(visible)))
     if as_json:
         return click.echo(json.dumps(devices_json(hardware, visible), indent=2))
     hardware = replace(hardware, gpu_evidence=gpu_evidence(hardware, visible, os.environ, PlanSpec()))
@@ -62,6 +63,15 @@ def devices_json(hardware: Hardware, visible: VisibleGpus) -> JsonObject:
         },
         "notes": [*hardware.notes, *visible.notes],
     }
+
+
+def _mig_notes(visible: VisibleGpus) -> tuple[str, ...]:
+    """Note what NCCL needs if a job sees several MIG instances of one GPU."""
+    divided = [each.gpu.index for each in visible.gpus if each.mig]
+    shared = next((gpu for gpu in divided if divided.count(gpu) > 1), None)
+    if shared is None or not (why := explain_shared_mig(os.environ)):
+        return ()
+    return (f"A job sees {divided.count(shared)} MIG instances of GPU {shared}: {why}.",)
 
 
 def _cpu_json(cpu: Cpu) -> JsonObject:

@@ -89,8 +89,8 @@ def describe_gpus(hardware: Hardware, visible: VisibleGpus) -> str:
         count = format_count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."
     if hardware.gpu_evidence:
-        return f"{hardware.gpu_evidence}, but no GPU works: a job runs on the CPUs only with --gpus none."
-    return "No GPU found: a job runs on the CPUs."
+        return f"{hardware.gpu_evidence}, but no GPU works: jobs will run on CPUs only with --gpus none."
+    return "No GPU found: jobs will run on CPUs."
 
 
 def format_plain(hardware: Hardware, visible: VisibleGpus) -> str:

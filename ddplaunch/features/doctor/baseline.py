@@ -143,12 +143,12 @@ def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, 
 
 def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
     """Index measurements by subject and hosts; keep the best: CPU processes of one node disturb one another."""
-    found: dict[Key, Measurement] = {}
+    best_by_key: dict[Key, Measurement] = {}
     for measurement in measured:
         key = (measurement.what, tuple(sorted(measurement.hosts)))
         best = min if measurement.unit == "s" else max
-        found[key] = best(measurement, found.get(key, measurement), key=lambda each: each.value)
-    return found
+        best_by_key[key] = best(measurement, best_by_key.get(key, measurement), key=lambda each: each.value)
+    return best_by_key
 
 
 def _slowdown(now: Measurement, then: Measurement) -> float:

@@ -141,9 +141,9 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
     try:
         most = [task.max_tensor_bytes, *([torch.cuda.mem_get_info(device)[0] // 4] if cuda else [])]
         max_bytes = agree(min(most), dist.ReduceOp.MIN)
-        found: list[float] = []
+        best_times: list[float] = []
         for size, repeats in zip(ALL_SIZES, REPEATS_PER_SIZE, strict=True):
-            expected = found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) if found else 0.0
+            expected = best_times[-1] * size / max(ALL_SIZES[len(best_times) - 1], 1 << 16) if best_times else 0.0
             if size > max_bytes or expected > MAX_REPEAT_S:
                 break
             operate = _operation(task.name, size, task.world_size, device)
@@ -155,8 +155,8 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
                 operate()
                 _wait_for(device)
                 times.append(time.perf_counter() - began)
-            found.append(agree(min(times), dist.ReduceOp.MAX))  # so that all ranks continue, or none
-        return found
+            best_times.append(agree(min(times), dist.ReduceOp.MAX))  # so that all ranks continue, or none
+        return best_times
     finally:
         dist.destroy_process_group()
 

@@ -195,15 +195,15 @@ def _format_fault(fault: HostFault) -> str:
 
 def fold_hosts(names: Sequence[str]) -> str:
     """Format a list of hosts, consecutive numbers as a range: n[0-3],login."""
-    found: dict[tuple[str, str, int], list[int]] = {}
+    numbers_by_name: dict[tuple[str, str, int], list[int]] = {}
     for name in names:
         parts = re.fullmatch(r"(.*?)(\d{1,9})(\D*)", name)
         if parts is None or ":" in name or parts[1][-1:].isdigit():
-            found[name, "", 0] = []
+            numbers_by_name[name, "", 0] = []
         else:
-            found.setdefault((parts[1], parts[3], len(parts[2])), []).append(int(parts[2]))
+            numbers_by_name.setdefault((parts[1], parts[3], len(parts[2])), []).append(int(parts[2]))
     folded = []
-    for (head, tail, digits), numbers in found.items():
+    for (head, tail, digits), numbers in numbers_by_name.items():
         for run in group_consecutive(numbers) or [[]]:
             words = [str(number).zfill(digits) for number in run] or [""]
             words = [f"[{words[0]}-{words[-1]}]"] if len(run) > 2 else words

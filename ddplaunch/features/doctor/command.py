@@ -19,7 +19,7 @@ from ddplaunch.base.text import join_names
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.host_connector import NodeCommand
-from ddplaunch.cli.locate import find_host_connector
+from ddplaunch.cli.lookup.remote_jobs import find_host_connector
 from ddplaunch.core.option_values import number_reader, parse_seconds
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
@@ -202,14 +202,14 @@ def _examine(
     several = len(peers) > 1
     ports = (port, port + 1) if several else ()
     examiner = ThoroughExaminer if options.thorough else Examiner
-    found = examiner(loop, peers, address if several else "", ports, environ, print_note).examine()
-    findings = find_all(found, baseline.find_slower_than_baseline(found, options.before) if options.before else ())
+    results = examiner(loop, peers, address if several else "", ports, environ, print_note).examine()
+    findings = find_all(results, baseline.find_slower_than_baseline(results, options.before) if options.before else ())
     if options.save is not None:
-        baseline.save_baseline(found, options.save)
+        baseline.save_baseline(results, options.save)
     if options.as_json:
-        click.echo(json.dumps(to_json(found, findings), indent=2))
+        click.echo(json.dumps(to_json(results, findings), indent=2))
     else:
-        click.echo(escape_control_chars(format_report(found, findings, time.monotonic() - began)), nl=False)
+        click.echo(escape_control_chars(format_report(results, findings, time.monotonic() - began)), nl=False)
     code = int(any(each.severity is Severity.ERROR for each in findings))
     for peer in peers:
         peer.send_exit(code)

@@ -97,7 +97,7 @@ class CollectiveResult(Struct, frozen=True):
 
 
 class DoctorResults(Struct, frozen=True):
-    """The results of all tests: facts, no judgement."""
+    """The results of all tests: facts without a judgement."""
 
     nodes: tuple[ExaminedNode, ...]
     ports: tuple[int, ...]  # of the store, and the control port
@@ -438,9 +438,9 @@ def slow_pairs(speeds: Sequence[CollectiveResult], share: float = SLOW_FRACTION)
 def round_robin_pairs(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
     """Pair the nodes so that each is in one pair per round (circle method); with enough rounds all pairs occur."""
     circle: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    found = []
+    rounds = []
     for _ in range(min(len(circle) - 1, most)):
         pairs = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
-        found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        rounds.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return rounds

@@ -71,12 +71,12 @@ class FaultSearch:
             if self._never_passes():
                 self.fails_everywhere = True
                 return
-            found = self._sorted((yield from self._minimize(rest, ())))
-            if (yield from self._fails_always(found)):
-                self.faults.append(HostFault(found))
+            faulty = self._sorted((yield from self._minimize(rest, ())))
+            if (yield from self._fails_always(faulty)):
+                self.faults.append(HostFault(faulty))
             else:
-                self.flaky.append(found)
-            rest = tuple(host for host in rest if host not in found)
+                self.flaky.append(faulty)
+            rest = tuple(host for host in rest if host not in faulty)
         self.fails_everywhere = bool(self.faults) and TrialResult.PASSED not in self._known.values()
         yield from self._readmit()
 

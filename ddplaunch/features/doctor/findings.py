@@ -295,13 +295,13 @@ def _describe_ports(ports: tuple[int, ...]) -> str:
 
 def _split_failed_nodes(pairs: set[Pair], all_pairs: set[Pair]) -> tuple[list[int], set[Pair]]:
     """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
-    found, remaining = list[int](), set(pairs)
+    failed_nodes, remaining = list[int](), set(pairs)
     for node in sorted({node for pair in pairs for node in pair}):
         node_pairs = {pair for pair in all_pairs if node in pair}
         if len(node_pairs) > 2 and node_pairs <= pairs and node_pairs & remaining:
-            found.append(node)
+            failed_nodes.append(node)
             remaining -= node_pairs
-    return found, remaining
+    return failed_nodes, remaining
 
 
 def _group_pairs(pairs: set[Pair], all_pairs: set[Pair]) -> Iterator[tuple[list[int], list[int]]]:

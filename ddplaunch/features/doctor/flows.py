@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
 from ddplaunch.features.doctor.connectivity import MAX_LOST
@@ -83,15 +84,23 @@ def lossy_pairs(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
 
 def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings:
     """Yield the findings, by node if all paths of a node have the fault."""
-    for fault, severity in _FAULT_SEVERITY.items():
+    for fault in _FAULT_SEVERITY:
         faulty = {flow.pair: flow for flow in flows if fault in flow.faults}
         groups = list(_group_by_node(faulty, {flow.pair for flow in flows}, name))
         for subject, pairs in groups[:_MAX_FINDINGS]:
-            yield _make_finding(fault, subject, max((faulty[pair] for pair in pairs), key=severity))
+            yield _make_finding(fault, subject, _summarize(fault, [faulty[pair] for pair in pairs]))
         if len(groups) > _MAX_FINDINGS:
             subject = f"{len(groups) - _MAX_FINDINGS} more paths"
             rest = [faulty[pair] for _, pairs in groups[_MAX_FINDINGS:] for pair in pairs]
-            yield _make_finding(fault, subject, max(rest, key=severity))
+            yield _make_finding(fault, subject, _summarize(fault, rest))
+
+
+def _summarize(fault: FlowFault, flows: Sequence[Flow]) -> Flow:
+    """Return the worst of the paths of one finding; of lost packets, the sum: on a busy node few are sent on some."""
+    worst = max(flows, key=_FAULT_SEVERITY[fault])
+    if fault == "lossy":
+        return replace(worst, sent=sum(each.sent for each in flows), lost=sum(each.lost for each in flows))
+    return worst
 
 
 _FAULT_SEVERITY: Mapping[FlowFault, Callable[[Flow], float]] = {

@@ -135,17 +135,17 @@ def join(
     hello = NodeHello(share, str(nnodes), RUN_ID, "doctor", None, 0, Versions(""), ())
     deadline = time.monotonic() + seconds
     reported = ""
-    while isinstance(found := _try_to_join(address, port, hello, token), str):
+    while isinstance(connection := _try_to_join(address, port, hello, token), str):
         if time.monotonic() + RETRY_DELAY_S > deadline:
-            what = f"cannot reach node 0 within {seconds:g} s (--join-timeout): {where}: {found}"
+            what = f"cannot reach node 0 within {seconds:g} s (--join-timeout): {where}: {connection}"
             hint = "run the same command there with --node-rank 0; check that no firewall blocks this port"
             raise LaunchError(what, hint)
-        if found != reported:
-            reported = found
-            notify(f"waiting for node 0 (up to {seconds:g} s): {where}: {found}")
+        if connection != reported:
+            reported = connection
+            notify(f"waiting for node 0 (up to {seconds:g} s): {where}: {connection}")
         time.sleep(RETRY_DELAY_S)
     notify(f"node {node_rank} of {nnodes} has joined node 0 at {where}, which prints the report")
-    code = _run_responder(found)
+    code = _run_responder(connection)
     if code == EXIT_USAGE:
         raise LaunchError(f"{where} sent a request that this version cannot read", "use the same version on all nodes")
     if code not in (0, 1):

@@ -19,11 +19,11 @@ class ThoroughExaminer(Examiner):
     """An examination that goes on with longer tests."""
 
     def examine(self) -> DoctorResults:
-        found = super().examine()
-        together = list(self._measure_all_nodes(found))
+        results = super().examine()
+        together = list(self._measure_all_nodes(results))
         rails = self._try_rails(list(self._find_rails()))
         together += self._measure_rails(rails)
-        return replace(found, nodes=tuple(self._found), together=tuple(together), rails=tuple(rails))
+        return replace(results, nodes=tuple(self._found), together=tuple(together), rails=tuple(rails))
 
     def _measure_all_nodes(self, examination: DoctorResults) -> Iterator[CollectiveResult]:
         """Measure each collective on all nodes at once; with GPUs, also on each node alone."""

@@ -10,15 +10,17 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.redaction import recorded_argv, redact_words
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.target_command import SETTINGS
+from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.kubernetes import kubectl
 from ddplaunch.features.kubernetes.kubectl import Place
 from ddplaunch.features.kubernetes.scheduler import MANAGED, Kubernetes, job_number
 from ddplaunch.features.kubernetes.submission import create_job
 from ddplaunch.features.manifest import kubernetes
-from ddplaunch.features.manifest.command import COMMON, SUFFIX_LENGTH, job_notes, read_pod_job
+from ddplaunch.features.manifest.command import COMMON, SUFFIX_LENGTH, job_notes, read_pod_code, read_pod_job
 from ddplaunch.features.manifest.options import HEADINGS as OF_MANIFEST
 from ddplaunch.features.manifest.options import REFUSED as REFUSED_BY_MANIFEST
 from ddplaunch.features.manifest.pod_job import PodJob
@@ -85,7 +87,7 @@ class _KubernetesSubmit(BatchCommand):
     params=batch_command.all_params(HEADINGS, REFUSED),
 )
 @click.pass_context
-def submit(ctx: click.Context, /, target: str, dry_run: bool, follow: bool, **_: object) -> int:
+def submit(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
     """Submit a training job to Kubernetes.
 
     Creates the objects that `ddplaunch manifest` prints, with kubectl, in its current context. The image must contain
@@ -93,9 +95,10 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, follow: bool, **_:
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
-    job = _complete(ctx, read_pod_job(ctx, target))
+    code = read_pod_code(ctx, target)
+    job = _complete(ctx, read_pod_job(ctx, target, code))
     params = {name: value for name, value in ctx.params.items() if name not in ("follow", "batch_scheduler")}
-    sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job) if dry_run else ()
+    sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job, code, dry_run=dry_run)
     batch_command.print_sources(ctx, {**params, "job_name": job.name}, sources, notes, dry_run=dry_run)
     if dry_run:
         click.echo(kubernetes.render_manifest(job).encode(), nl=False)
@@ -106,7 +109,7 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, follow: bool, **_:
         raise UsageError(what, f"{Kubernetes.missing_hint}; --dry-run prints the manifest on any machine")
     place = kubectl.current_place(job.namespace, os.environ, QUICK_TIMEOUT_S)
     create_job(place, replace(job, namespace=place.namespace))
-    return _follow(ctx, target, job, place, follow=follow)
+    return _follow(ctx, target, job, place, code)
 
 
 def _complete(ctx: click.Context, job: PodJob) -> PodJob:
@@ -116,7 +119,7 @@ def _complete(ctx: click.Context, job: PodJob) -> PodJob:
     return replace(job, command=(*run_id, *job.command), labels=labels)
 
 
-def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, *, follow: bool) -> int:
+def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, code: CodeArchive | None) -> int:
     """Store the job, and print how to follow and stop it; follow it if asked to, and return its exit code."""
     params = ctx.params
     which = JobId(job_number(job.kind, job.name), str(place))
@@ -124,7 +127,7 @@ def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, *, follo
         number=which.number,
         cluster=which.cluster,
         name=job.name[:-SUFFIX_LENGTH] if params["unique_name"] else job.name,
-        target=" ".join([target, *parsed_line(ctx).line.program_args]),
+        target=" ".join([target, *redact_words(parsed_line(ctx).line.program_args)]),
         nodes=job.nodes,
         array=None,
         cwd=current_folder(),
@@ -134,13 +137,17 @@ def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, *, follo
         image=None,
         moment=time.time(),
         scheduler="kubernetes",
+        code_version=code.version if code else None,
+        argv=recorded_argv(),
+        typed_in=current_folder(),
     )
     is_saved = not params["no_history"] and submitted_jobs.save_job(saved)
     context = f"context {place.context}, " if place.context else ""
     lines = [f"job {which.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}"]
     lines += [f"cluster: {context}namespace {place.namespace}"]
+    lines += [f"code: {code}"] if code else []
     stop = f"cancel: ddplaunch stop {which.number}"
-    if not follow:
+    if not params["follow"]:
         click.echo(os.fsencode("\n".join([*lines, f"follow: ddplaunch attach {which.number}", stop])))
         return 0
     for line in (*lines, stop):

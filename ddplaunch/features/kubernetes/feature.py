@@ -14,7 +14,7 @@ def has_context() -> bool:
 
 
 class KubernetesJobs(Feature):
-    requires = ("submit", "manifest")
+    requires = ("submit", "manifest", "code")
     schedulers = (
         SchedulerEntry("kubernetes", "Kubernetes", "scheduler", "Kubernetes", command="command", may_find=has_context),
     )

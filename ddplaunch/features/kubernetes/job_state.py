@@ -1,4 +1,4 @@
-"""What the objects of a job say about its state: pure functions."""
+"""Finds the state of a job in its Kubernetes objects: pure functions."""
 
 from __future__ import annotations
 

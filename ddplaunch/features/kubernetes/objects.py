@@ -1,4 +1,4 @@
-"""The objects of Kubernetes as far as they are read; unknown fields are skipped.
+"""The objects of Kubernetes with the fields that are read; others are skipped.
 
 The fields are those of kubernetes.io/docs/reference/kubernetes-api; of a JobSet those of jobset.x-k8s.io/v1alpha2, of
 Kubeflow's jobs those of trainer.kubeflow.org/v1alpha1 and kubeflow.org/v1.
@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from ddplaunch.features.kubernetes.kubectl import Collection
-from ddplaunch.features.manifest.pod_job import JOB, JOB_NAME, JOBSET, PYTORCHJOB, TRAINJOB
+from ddplaunch.features.manifest.pod_job import CONTAINER, FIRST_NODE, JOB, JOB_NAME, JOBSET, PYTORCHJOB, TRAINJOB
 
 PODS = Collection("", "v1", "pods", "Pod")
 EVENTS = Collection("", "v1", "events", "Event")
+CONFIG_MAPS = Collection("", "v1", "configmaps", "ConfigMap")
 SERVICES = Collection("", "v1", "services", "Service")
 POD_GROUPS = Collection("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
 WORKLOADS = Collection("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
@@ -94,6 +95,7 @@ class ContainerStatus(_Object, frozen=True):
     image: str = ""
     restart_count: int = 0
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()  # of the container before
 
 
 class PodStatus(_Object, frozen=True):
@@ -117,7 +119,7 @@ class PodSpec(_Object, frozen=True):
     restart_policy: str = "Always"
 
 
-_CONTAINERS = ("ddplaunch", "node", "pytorch")  # as ``manifest`` and the runtimes of Kubeflow name it
+_CONTAINERS = (CONTAINER, "node", "pytorch")  # as ``manifest`` and the runtimes of Kubeflow name it
 
 
 class Pod(_Object, frozen=True):
@@ -133,7 +135,7 @@ class Pod(_Object, frozen=True):
     def rank(self) -> int:
         """The node rank."""
         if index := self.metadata.value(INDEX):
-            return int(index)
+            return int(index) + int(self.metadata.value(FIRST_NODE) or 0)
         index = self.metadata.value(_REPLICA_INDEX) or "0"
         return int(index) + (self.metadata.value(_REPLICA_TYPE) == "worker")
 
@@ -153,6 +155,17 @@ class Pod(_Object, frozen=True):
         return self.container_status.state.running is not None
 
     @property
+    def has_previous_log(self) -> bool:
+        """Whether there is a log of the container before this one, which the kubelet keeps."""
+        status = self.container_status
+        return status.last_state.terminated is not None and status.state.waiting is None
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its container runs, or has run: one that waits for its restart has the log of the one before."""
+        return self.is_running or self.terminated is not None or self.container_status.last_state.terminated is not None
+
+    @property
     def terminated(self) -> Terminated | None:
         """How its container ended; None if it runs, or never ran."""
         return self.container_status.state.terminated
@@ -169,9 +182,14 @@ class RunPolicy(_Object, frozen=True):
     suspend: bool | None = None
 
 
+class ReplicatedJob(_Object, frozen=True):
+    name: str
+
+
 class JobSpec(_Object, frozen=True):
     suspend: bool | None = None
     run_policy: RunPolicy | None = None  # of a PyTorchJob
+    replicated_jobs: tuple[ReplicatedJob, ...] | None = None  # of a JobSet
 
     @property
     def is_suspended(self) -> bool:

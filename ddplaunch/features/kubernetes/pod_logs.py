@@ -74,12 +74,12 @@ class LineCursor:
 
 def parse_moment(text: str) -> int | None:
     """Return the nanoseconds since the epoch of "2026-11-29T12:00:00.5Z"; None if it is something else."""
-    found = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))", text)
-    if not found:
+    match = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))", text)
+    if not match:
         return None
-    offset_s = (int(found[9]) * 60 + int(found[10])) * 60 * (-1 if found[8] == "-" else 1) if found[8] else 0
-    seconds = timegm(tuple(int(found[number]) for number in range(1, 7))) - offset_s
-    return seconds * 1_000_000_000 + int((found[7] or "0").ljust(9, "0"))
+    offset_s = (int(match[9]) * 60 + int(match[10])) * 60 * (-1 if match[8] == "-" else 1) if match[8] else 0
+    seconds = timegm(tuple(int(match[number]) for number in range(1, 7))) - offset_s
+    return seconds * 1_000_000_000 + int((match[7] or "0").ljust(9, "0"))
 
 
 class _PodStream(threading.Thread):
@@ -187,7 +187,7 @@ class PodLogs(LogSource):
         self._has_noted = False
 
     def update(self, state: BatchJobState) -> None:
-        """Let the streams know what became of their pods."""
+        """Update the streams with the latest state of their pods."""
         pods = {pod.name: pod for pod in self._find_pods()}
         for (name, restarts), stream in self._streams.items():
             pod = pods.get(name)  # None: it was deleted
@@ -253,11 +253,11 @@ class PodLogs(LogSource):
             print_line(f"following {MAX_STREAMS} of {count} pods; ddplaunch logs {self._job} prints all later")
 
     def _print_all(self) -> None:
-        """Print the logs of all pods, merged by their timestamps."""
+        """Print the logs of all pods, merged by their timestamps; of restarted containers also those before them."""
         all_pods = self._find_pods()
-        pods = [pod for pod in all_pods if pod.is_running or pod.terminated]
         failures: list[str] = []
-        logs = [self._stored_lines(pod, failures) for pod in pods]
+        previous = [self._stored_lines(pod, [], previous=True) for pod in all_pods if pod.has_previous_log]
+        logs = [*previous, *(self._stored_lines(pod, failures) for pod in all_pods if pod.has_log)]
         for line in heapq.merge(*logs, key=lambda line: line.moment):
             sys.stdout.buffer.write(line.text)
         sys.stdout.buffer.flush()
@@ -265,8 +265,9 @@ class PodLogs(LogSource):
             why = failures[0] if failures else "it has no pods, or no longer"
             raise LaunchError(f"no log of job {self._job}: {why}", f"ddplaunch report {self._job} shows its result")
 
-    def _stored_lines(self, pod: Pod, failures: list[str]) -> Iterator[LogLine]:
-        process = start_log(self._place, pod.name, log_query(pod.container.name, lines=self._lines))
+    def _stored_lines(self, pod: Pod, failures: list[str], *, previous: bool = False) -> Iterator[LogLine]:
+        query = log_query(pod.container.name, previous=previous, lines=self._lines)
+        process = start_log(self._place, pod.name, query)
         cursor = LineCursor()
         assert process.stdout
         assert process.stderr

@@ -23,7 +23,7 @@ from ddplaunch.features.kubernetes.job_state import current_pods, describe_job, 
 from ddplaunch.features.kubernetes.kubectl import Call, CallFailed, Collection, Place, get
 from ddplaunch.features.kubernetes.objects import EVENTS, JOBS, PODS, WORKLOADS, Job, Pod
 from ddplaunch.features.kubernetes.pod_logs import PodLogs
-from ddplaunch.features.manifest.pod_job import JOB, NAME, NODE
+from ddplaunch.features.manifest.pod_job import CONTAINER, JOB, NAME, NODE
 from ddplaunch.system.schedulers.scheduler import (
     QUERY_TIMEOUT_S,
     BatchJobState,
@@ -75,7 +75,7 @@ class Kubernetes(Scheduler):
         calls = [(place, kind, of, _list_objects(place, kind, of)) for (place, kind), of in groups.items()]
         for place, kind, of, (job_call, pod_call) in calls:
             try:
-                found = {job.metadata.name: job for job in _decode_jobs(job_call.result(deadline.left), of)}
+                objects_by_name = {job.metadata.name: job for job in _decode_jobs(job_call.result(deadline.left), of)}
                 pods = objects.decode_pods(pod_call.result(deadline.left))
             except CallFailed as error:
                 pod_call.close()
@@ -92,8 +92,8 @@ class Kubernetes(Scheduler):
                 of_name.setdefault((pod.metadata.labels or {}).get(objects.POD_LABELS[kind], ""), []).append(pod)
             for job in of:
                 name = split_number(job.number)[1]
-                if name in found:
-                    yield self._describe(job, found[name], _nodes(of_name.get(name, ())))
+                if name in objects_by_name:
+                    yield self._describe(job, objects_by_name[name], _nodes(of_name.get(name, ())))
                 else:
                     yield from self._gone(job)
 
@@ -105,7 +105,7 @@ class Kubernetes(Scheduler):
         except OSError:  # kubectl was removed
             return None
         try:
-            found = objects.decode_job(job_call.result(deadline.left))
+            job_object = objects.decode_job(job_call.result(deadline.left))
             pods = _nodes(objects.decode_pods(pod_call.result(deadline.left)))
         except CallFailed as error:
             pod_call.close()
@@ -121,18 +121,23 @@ class Kubernetes(Scheduler):
             return None
         except msgspec.DecodeError:
             return None
-        state = self._describe(job, found, pods)
+        state, ask = self._describe(job, job_object, pods), partial(_try_get, place, deadline)
+        if state.code and not any(pod.has_ended for pod in pods):  # they were listed before the job had failed
+            data = ask(PODS, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
+            return self._describe(job, job_object, _nodes(objects.decode_pods(data)) if data else pods)
         if not state.is_pending:
             return state
-        ask = partial(_try_get, place, deadline)
-        if found.spec.is_suspended:
-            data = ask(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={found.metadata.uid}")
-            return self._describe(job, found, pods, queued=why_queued(objects.decode_workloads(data)) if data else "")
+        if job_object.spec.is_suspended:
+            data = ask(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={job_object.metadata.uid}")
+            return self._describe(
+                job, job_object, pods, queued=why_queued(objects.decode_workloads(data)) if data else ""
+            )
         waits = waiting_pod(pods)
         if not pods or waits:
-            of = waits.name if waits else name if kind in (JOB, "pytorchjob") else f"{name}-{NODE}-0"
+            first = job_object.spec.replicated_jobs[0].name if job_object.spec.replicated_jobs else NODE
+            of = waits.name if waits else name if kind in (JOB, "pytorchjob") else f"{name}-{first}-0"
             data = ask(EVENTS, fieldSelector=f"involvedObject.name={of}")
-            return self._describe(job, found, pods, objects.decode_events(data) if data else ())
+            return self._describe(job, job_object, pods, objects.decode_events(data) if data else ())
         return state
 
     def _describe(
@@ -255,7 +260,11 @@ def _decode_jobs(data: bytes, jobs: Sequence[JobId]) -> list[Job]:
 
 def _nodes(pods: Sequence[Pod]) -> list[Pod]:
     """Return the pods in which ddplaunch runs; a runtime of Kubeflow may have others, which get the data first."""
-    return [pod for pod in pods if (pod.metadata.labels or {}).get(objects.REPLICATED_JOB, NODE) == NODE]
+    return [
+        pod
+        for pod in pods
+        if (pod.metadata.labels or {}).get(objects.REPLICATED_JOB, NODE) == NODE or pod.container.name == CONTAINER
+    ]
 
 
 def _unknown(job: JobId, place: Place, error: Exception) -> BatchJobState:

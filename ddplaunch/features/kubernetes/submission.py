@@ -12,12 +12,12 @@ import msgspec
 from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.features.kubernetes import kubectl
 from ddplaunch.features.kubernetes.kubectl import Call, CallFailed, Collection, Place, ServerError
-from ddplaunch.features.kubernetes.objects import JOBS, POD_GROUPS, SERVICES, Job, decode_job
+from ddplaunch.features.kubernetes.objects import CONFIG_MAPS, JOBS, POD_GROUPS, SERVICES, Job, decode_job
 from ddplaunch.features.manifest.kubernetes import build_objects
 from ddplaunch.features.manifest.pod_job import JOB, PodJob
 from ddplaunch.system.schedulers.scheduler import QUERY_TIMEOUT_S, SchedulerNotResponding
 
-_COLLECTIONS = {each.kind: each for each in (SERVICES, POD_GROUPS, *JOBS.values())}
+_COLLECTIONS = {each.kind: each for each in (CONFIG_MAPS, SERVICES, POD_GROUPS, *JOBS.values())}
 
 
 def create_job(place: Place, job: PodJob) -> None:

@@ -25,8 +25,10 @@ from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, restore_t
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_running, index_runs, job_at
+from ddplaunch.cli.lookup.batch_jobs import find_running_batch_job
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.run_index import find_running, index_runs
+from ddplaunch.cli.lookup.running_jobs import find_record, job_at
 from ddplaunch.cli.text_table import format_table, short_target
 from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request
@@ -47,12 +49,12 @@ from ddplaunch.features.live.live_view import (
 )
 from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
-from ddplaunch.features.runs import history_store, run_lookup, sample_file
 from ddplaunch.features.runs.output_request import OutputChunk, TailOutputRequest
-from ddplaunch.features.runs.run_record import RunRecord
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.history import history_store, sample_file
+from ddplaunch.observe.history.run_record import RunRecord
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
 
@@ -65,20 +67,21 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @click.command(cls=JobCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
-@click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a state like waiting.")
+@click.option("--rank", "ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a state like waiting.")
+@click.option("--ranks", hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the current state as a JSON object.")
 def top(run: str | None, ranks: str | None, as_json: bool) -> int:
-    """Show the live status of a running job and its ranks.
+    """Show the live status of a run and its ranks.
 
-    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job, or in a
-    terminal one that you choose. With the number of a job submitted to Slurm or Grid Engine, the status is printed
-    once. For a job of this machine, the view fills the terminal and refreshes every second; press q to quit. Without
-    a terminal it is printed once.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only run in progress,
+    or in a terminal one that you choose. With the number of a job submitted to Slurm or Grid Engine, the status is
+    printed once. For a run of this machine, the view fills the terminal and refreshes every second; press q to quit.
+    Without a terminal it is printed once.
     """
-    if batch_job := find_batch_job(run, "top"):
-        return batch_job.run_command("top", [*(["--ranks", ranks] if ranks else []), *(["--json"] if as_json else [])])
+    if batch_job := find_running_batch_job(run, "top"):
+        return batch_job.run_command("top", [*(["--rank", ranks] if ranks else []), *(["--json"] if as_json else [])])
     in_terminal = is_interactive(1) and can_move_cursor() and not as_json
-    several = in_terminal and run is None and sum(job is not None for job in index_runs().jobs.values()) > 1
+    several = in_terminal and run is None and len(index_runs().running) > 1
     chosen = JobChooser().run() if several else None
     if isinstance(chosen, int):
         return chosen
@@ -98,7 +101,7 @@ def _as_json(seen: ViewState, spent: TimeBreakdown) -> dict[str, object]:
     inspection = seen.current.inspection
     ranks = (replace(rank, threads=()) for rank in inspection.ranks)
     return {
-        "status": {**as_dict(seen.current.status), "spent": as_dict(spent)},
+        "status": {**as_dict(seen.current.status), "time_by_phase": as_dict(spent)},
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
         "doing": {rank: what.word for rank, what in rank_activities(seen).items()},
         "waits": seen.sentences,
@@ -226,7 +229,7 @@ class JobChooser:
 
     def _refresh(self) -> None:
         self._loop.call_later(REFRESH_INTERVAL_S, self._refresh)
-        self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in index_runs().jobs.items() if job]
+        self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in index_runs().running.items()]
         self._cursor = max(0, min(self._cursor, len(self._jobs) - 1))
         self._screen.refresh()
 
@@ -252,7 +255,7 @@ class JobChooser:
         first = max(0, self._cursor - (rows - 4))
         styled = [(StyledText(line, "7" if at == self._cursor else ""),) for at, line in enumerate(lines[1:])]
         body = [(StyledText(lines[0], "2"),), *styled[first : first + rows - 2]]
-        hint = (StyledText("Up, Down: choose a job  Enter: show it  q: quit", "2"),)
+        hint = (StyledText("Up, Down: choose a run  Enter: show it  q: quit", "2"),)
         return [truncate_row(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
 
 
@@ -264,7 +267,7 @@ def _job_columns(path: str) -> tuple[str, ...]:
         state = known.state.value
     except LaunchError:
         job = job_at(path)
-        state, known = "suspended" if is_suspended(job.pid) else "silent", run_lookup.read_job_record(job)
+        state, known = "suspended" if is_suspended(job.pid) else "silent", find_record(job)
     if known is None:
         return state, "", "", ""
     age = format_elapsed(max(0.0, time.time() - known.began))
@@ -286,7 +289,7 @@ class TopViewer:
             on_quit=self._exit,
             run_command=self._run_command,
         )
-        if record := run_lookup.read_job_record(job_at(path)):
+        if record := find_record(job_at(path)):
             file = sample_file.sample_file_name(record.node_rank)
             self._view.seed_trends(sample_file.read_samples(os.path.join(history_store.run_dir(record.run), file)))
         self._code: int | None = None
@@ -334,7 +337,7 @@ class TopViewer:
     def _on_job_lost(self) -> None:
         """Called when the job no longer replies: it has ended."""
         if self._code is None:
-            record = run_lookup.read_job_record(job_at(self._path))
+            record = find_record(job_at(self._path))
             code = record.code if record else None
             if self._source.status:
                 self._view.update(replace(self._source.status, state=JobState.ENDED, code=code))

@@ -23,7 +23,7 @@ class Live(Feature):
     commands = (
         Command(
             "top",
-            "Show the live status of a running job and its ranks.",
+            "Show the live status of a run and its ranks.",
             heading="Watch",
             place=2,
             also=("watch", "monitor"),

@@ -20,8 +20,8 @@ from ddplaunch.features.live.view_state import (
     busy_cpus_by_rank,
     collectives_per_second,
     collectives_per_second_by_rank,
+    find_wait_point,
     rank_activities,
-    wait_point,
 )
 from ddplaunch.observe.diagnosis.inspection import Inspection
 from ddplaunch.system.devices.gpu_usage import GpuUsage
@@ -109,14 +109,18 @@ def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list
     counts, busy, rate_of = Counter(ranks.values()), busy_cpus_by_rank(view), collectives_per_second_by_rank(view)
     gpus = {pid: gpu for gpu in view.gpus or () for pid in gpu.pids}
     lines = []
-    for each in view.current.inspection.ranks:
-        if (what := ranks.get(each.rank)) is None:
+    for inspected in view.current.inspection.ranks:
+        if (what := ranks.get(inspected.rank)) is None:
             continue
-        point = wait_point(each) if what is RankActivity.WAITING else None
-        where = view.locations.get(each.rank) or (_wait_name(view.current.inspection, point) if point else "")
-        about = view.current.last_lines.get(each.rank, ""), busy.get(each.rank), view.current.usage.get(each.rank)
-        pace = rate_of.get(each.rank), view.lateness_s.get(each.rank)
-        lines.append(TableRow(each, what, where, *about, gpus.get(each.pid), *pace))
+        point = find_wait_point(inspected) if what is RankActivity.WAITING else None
+        where = view.locations.get(inspected.rank) or (_wait_name(view.current.inspection, point) if point else "")
+        about = (
+            view.current.last_lines.get(inspected.rank, ""),
+            busy.get(inspected.rank),
+            view.current.usage.get(inspected.rank),
+        )
+        pace = rate_of.get(inspected.rank), view.lateness_s.get(inspected.rank)
+        lines.append(TableRow(inspected, what, where, *about, gpus.get(inspected.pid), *pace))
     if not view.sort_by and len(lines) <= MAX_RANK_ROWS:
         return sorted(lines, key=lambda one: (one.activity not in _HIGHLIGHTED, one.rank.rank))
     order = view.sort_by or "state"
@@ -171,16 +175,18 @@ def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figure
 
 def _describe_waits(inspection: Inspection, ranks: Mapping[int, RankActivity], *, briefly: bool) -> str:
     """Describe how many ranks wait, and where most of them do; "" if none waits."""
-    waiting = {each.rank: wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is RankActivity.WAITING}
+    waiting = {
+        each.rank: find_wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is RankActivity.WAITING
+    }
     points = Counter(where for where in waiting.values() if where)
     if not points:
         return ""
     if briefly:
-        return f"{points.total()} of {inspection.world_size} ranks wait"
+        return f"{points.total()} of {inspection.world_size} ranks waiting"
     (where, count), *others = points.most_common()
     named = _wait_name(inspection, where)
     more = f", {sum(count for _, count in others)} elsewhere" if others else ""
-    return f"{count} of {inspection.world_size} ranks wait in {named}{more}"
+    return f"{count} of {inspection.world_size} ranks waiting in {named}{more}"
 
 
 def _wait_name(inspection: Inspection, where: WaitPoint) -> str:

@@ -147,16 +147,16 @@ class LiveView:
             self._snapshot = replace(self._snapshot, status=status)
             self._screen.refresh()
 
-    def on_inspection(self, found: JobInspection) -> None:
+    def on_inspection(self, reply: JobInspection) -> None:
         """Called with the reply to an inspection: show it."""
         self._request_at, self._note, self._suspended = 0.0, "", False
         if self._closed:
             return
         if self._snapshot is not None:
-            self._previous = self._snapshot if self._snapshot.status.attempt == found.status.attempt else None
+            self._previous = self._snapshot if self._snapshot.status.attempt == reply.status.attempt else None
         before = self._previous.inspection if self._previous else None
-        inspection = mark_moved(correct_completed(found.inspection, before), before)
-        self._snapshot = to_job_snapshot(JobInspection(found.status, inspection, found.last_lines))
+        inspection = mark_moved(correct_completed(reply.inspection, before), before)
+        self._snapshot = to_job_snapshot(JobInspection(reply.status, inspection, reply.last_lines))
         self._update_sentences(inspection)
         self._update_trends(self._build_state(self._snapshot))
         self._screen.refresh()
@@ -391,11 +391,11 @@ def _mean_busy(gpus: Sequence[GpuUsage | GpuSample]) -> float | None:
     return sum(busy) / len(busy) if busy else None
 
 
-def to_job_snapshot(found: JobInspection) -> JobSnapshot:
+def to_job_snapshot(reply: JobInspection) -> JobSnapshot:
     """Build a snapshot from an inspection, with the usage of the ranks on this machine."""
-    pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
+    pids = {rank.rank: rank.pid for rank in reply.status.ranks if rank.pid and rank.code is None}
     used = {rank: used for rank, pid in pids.items() if (used := read_tree_usage(pid))}
-    return JobSnapshot(found.status, found.inspection, used, dict(found.last_lines))
+    return JobSnapshot(reply.status, reply.inspection, used, dict(reply.last_lines))
 
 
 def mark_suspended(now: JobSnapshot) -> JobSnapshot:
@@ -421,7 +421,7 @@ def help_text() -> str:
         ("s", "stacks: where each rank is (ddplaunch stacks)"),
         ("l", "log: the last lines of a rank (ddplaunch logs)"),
         ("f", "failures so far (ddplaunch report)"),
-        ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
+        ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --rank)"),
         ("z", "full screen and back; Esc goes back too"),
         ("Up, Down", "choose a rank. Enter: its stack. l Enter: its log."),
         ("p", "profile: where the ranks spend the next 5 seconds (ddplaunch profile)"),

@@ -113,7 +113,7 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
     wide = len("starting") if in_words else 1
     widths = [max(COLUMNS[name].width, len(name)) for name in chosen]
     heads = [name.rjust(width) for name, width in zip(chosen, widths, strict=True)]
-    head = fixed("rank", "is".ljust(wide) if in_words else " ", "host", heads) + gap
+    head = fixed("rank", "state".ljust(wide) if in_words else " ", "host", heads) + gap
     room = max(0, limit - len(head))
     outputs = any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8
     half = max(0, -(-room // 2) - len(gap)) if outputs else room
@@ -125,7 +125,7 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
         blank = " " * (half - row_width(shown)) + gap
         return (*shown, StyledText(blank), *truncate_row((StyledText(last_line.expandtabs()),), room - half - len(gap)))
 
-    rows: list[Row] = [tuple(span._replace(style="2") for span in (StyledText(head), *texts("does", "last line")))]
+    rows: list[Row] = [tuple(span._replace(style="2") for span in (StyledText(head), *texts("doing", "last line")))]
     for one in lines:
         cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(chosen, widths, strict=True)]
         what = (one.activity.word if in_words else one.activity.sign).ljust(wide)

@@ -145,10 +145,10 @@ def rank_activity(
         return RankActivity[rank.condition.name]
     if rank.answers is False:
         return RankActivity.SILENT
-    return RankActivity.WAITING if wait_point(rank) else RankActivity.RUNNING
+    return RankActivity.WAITING if find_wait_point(rank) else RankActivity.RUNNING
 
 
-def wait_point(rank: RankInspection) -> WaitPoint | None:
+def find_wait_point(rank: RankInspection) -> WaitPoint | None:
     """Return the oldest collective, or send or the like, that a rank has entered and not left; None if it moves."""
     if rank.moved or rank.condition is not ProcessCondition.ALIVE:
         return None
@@ -198,21 +198,21 @@ def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:
 
 def waiting_ranks(inspection: Inspection) -> frozenset[tuple[int, WaitPoint]]:
     """Return each rank that waits for others, and where."""
-    return frozenset((rank.rank, where) for rank in inspection.ranks if (where := wait_point(rank)))
+    return frozenset((rank.rank, where) for rank in inspection.ranks if (where := find_wait_point(rank)))
 
 
 def rank_activities(view: ViewState) -> dict[int, RankActivity]:
     """Return the activity of each rank that passes the filter, by rank."""
     status, ranks = view.current.status, view.current.inspection.ranks
     known = {rank.rank: rank for rank in status.ranks}
-    found = {each.rank: rank_activity(each, known.get(each.rank), status.state) for each in ranks}
-    for rank in view.awaited & found.keys():
-        if found[rank] is RankActivity.RUNNING:
-            found[rank] = RankActivity.AWAITED
+    activities = {each.rank: rank_activity(each, known.get(each.rank), status.state) for each in ranks}
+    for rank in view.awaited & activities.keys():
+        if activities[rank] is RankActivity.RUNNING:
+            activities[rank] = RankActivity.AWAITED
     if not view.filter_text:
-        return found
-    about = {rank.rank: f"{found[rank.rank].word} {rank.host}" for rank in ranks}
-    return {rank: what for rank, what in found.items() if _matches_filter(view.filter_text, rank, about[rank])}
+        return activities
+    about = {rank.rank: f"{activities[rank.rank].word} {rank.host}" for rank in ranks}
+    return {rank: what for rank, what in activities.items() if _matches_filter(view.filter_text, rank, about[rank])}
 
 
 def _matches_filter(filter: str, rank: int, about: str) -> bool:
@@ -246,12 +246,12 @@ def collectives_per_second_by_rank(view: ViewState) -> dict[int, float]:
         for rank in view.previous.inspection.ranks
         for each in rank.groups
     }
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for rank in view.current.inspection.ranks:
         keys = [(each.completed, earlier.get((rank.rank, rank.pid, each.group))) for each in rank.groups]
         if known := [completed - was for completed, was in keys if was is not None]:
-            found[rank.rank] = max(0, sum(known)) / seconds
-    return found
+            rates[rank.rank] = max(0, sum(known)) / seconds
+    return rates
 
 
 def busy_cpus_by_rank(view: ViewState) -> dict[int, float]:
@@ -260,14 +260,14 @@ def busy_cpus_by_rank(view: ViewState) -> dict[int, float]:
     if view.previous is None or not seconds:
         return {}
     earlier = {(rank.rank, rank.pid): rank.cpu for rank in view.previous.inspection.ranks}
-    found: dict[int, float] = {}
+    cpus: dict[int, float] = {}
     for rank in view.current.inspection.ranks:
         used, was = view.current.usage.get(rank.rank), view.previous.usage.get(rank.rank)
         if used and was:
-            found[rank.rank] = max(0.0, used.cpu - was.cpu) / seconds
+            cpus[rank.rank] = max(0.0, used.cpu - was.cpu) / seconds
         elif (rank.rank, rank.pid) in earlier:
-            found[rank.rank] = max(0.0, rank.cpu - earlier[rank.rank, rank.pid]) / seconds
-    return found
+            cpus[rank.rank] = max(0.0, rank.cpu - earlier[rank.rank, rank.pid]) / seconds
+    return cpus
 
 
 def find_program_gpus(

@@ -6,18 +6,36 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import closest_match
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.cli.target_command import SETTINGS
+from ddplaunch.features.code.archive import CodeArchive
+from ddplaunch.features.code.config_maps import build_code_volume
 from ddplaunch.features.manifest import kubernetes, values
 from ddplaunch.features.manifest.options import HEADINGS, REFUSED
-from ddplaunch.features.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
+from ddplaunch.features.manifest.pod_job import (
+    COSCHEDULING,
+    JOBSET,
+    MAX_DNS_LABEL,
+    NAME,
+    TRAINJOB,
+    VOLCANO,
+    PodGroup,
+    PodJob,
+    longest_name,
+    name_from,
+)
 from ddplaunch.features.manifest.pod_spec import find_rdma_resource
 from ddplaunch.features.submit import batch_command
 from ddplaunch.features.submit.batch_command import JOB_NAME, BatchCommand, invalid_value
+from ddplaunch.features.submit.code_copies import NO_CODE, read_code
 from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
 
@@ -64,23 +82,44 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
-    job = read_pod_job(ctx, target)
+    code = read_pod_code(ctx, target)
+    job = read_pod_job(ctx, target, code)
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     params = {**ctx.params, "job_name": job.name}
-    sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job) if dry_run else ()
+    sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job, code, dry_run=dry_run)
     batch_command.print_sources(ctx, params, sources, notes, dry_run=dry_run)
     return 0
 
 
-def job_notes(job: PodJob) -> Iterator[str]:
-    """Yield what Kubernetes does where a size is missing."""
+def read_pod_code(ctx: click.Context, target: str) -> CodeArchive | None:
+    """Pack the folder of --code; None for none. Raises UsageError if a script would not run from the copy."""
+    params, path = ctx.params, target.partition(":")[0]
+    if params["code"] in (None, NO_CODE):
+        return None
+    is_in_copy = path.endswith(".py") and not os.path.isabs(path) and not (params["module"] or params["no_python"])
+    local_target = None
+    try:
+        local_target = batch_command.find_local_target(ctx)
+    except UsageError:
+        if is_in_copy:
+            raise  # others may be in the image alone
+    return read_code(ctx, current_directory(), local_target)
+
+
+def job_notes(job: PodJob, code: CodeArchive | None, *, dry_run: bool) -> Iterator[str]:
+    """Yield notes: the files that are not copied and, in a dry run, Kubernetes' defaults for missing sizes."""
+    yield from code.notes if code else ()
+    if not dry_run:
+        return
     if not job.memory and "memory" not in {*job.requests, *job.resources}:
         yield "without --mem the pods reserve no memory: Kubernetes ends such pods first if a machine runs short"
     if not job.cpus_per_task and "cpu" not in {*job.requests, *job.resources}:
         yield "without --cpus-per-task the pods reserve no CPUs: they get what other pods there leave"
+    if len({each.image for each in job.groups}) > 1:
+        yield "every image must have ddplaunch: pip install ddplaunch"
 
 
-def read_pod_job(ctx: click.Context, target: str) -> PodJob:
+def read_pod_job(ctx: click.Context, target: str, code: CodeArchive | None) -> PodJob:
     """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
     params = ctx.params
     if params["image"] is None:
@@ -90,11 +129,15 @@ def read_pod_job(ctx: click.Context, target: str) -> PodJob:
     if params["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     most = nodes + params["spares"]
-    batch_command.check_program_nodes(ctx, target, most)
+    groups = _pod_groups(ctx, target, most, is_elastic=lowest != most)
     from_options: dict[str, Any] = {name: params[name] for name in PodJob.__struct_fields__ if name in params}
+    name = _job_name(ctx, target, most, groups)
     derived: dict[str, Any] = {
         "command": batch_command.run_argv(ctx),
-        "name": _job_name(ctx, target, most),
+        "name": name,
+        "code": build_code_volume(code, name, code.run_folder(current_directory())) if code else None,
+        "kind": JOBSET if groups else params["kind"],
+        "groups": groups,
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
         "resources": _quantities(params["resources"]),
@@ -116,13 +159,13 @@ def read_pod_job(ctx: click.Context, target: str) -> PodJob:
 
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
     """Read NAME=N in Kubernetes' units: a number for CPUs and devices, else a size."""
-    found: dict[str, str | int] = {}
+    quantities: dict[str, str | int] = {}
     for name, value in values.parse_key_values(texts).items():
         if name == "cpu" or "/" in name:
-            found[name] = int(value) if value.isdigit() else value
+            quantities[name] = int(value) if value.isdigit() else value
         else:
-            found[name] = values.format_size(value) or 0
-    return found
+            quantities[name] = values.format_size(value) or 0
+    return quantities
 
 
 def _check_consistency(job: PodJob) -> None:
@@ -166,11 +209,55 @@ def _ports(ctx: click.Context) -> tuple[int, ...]:
     return (store, ctx.params["control_port"] or store + 1)
 
 
-def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
+def _pod_groups(ctx: click.Context, target: str, nodes: int, *, is_elastic: bool) -> tuple[PodGroup, ...]:
+    """Return the groups of pods of a job whose programs need other GPUs or images than its ranks; () for one shape.
+
+    Raises UsageError if the programs need another number of nodes, or one with an image has none of its own.
+    """
+    params = ctx.params
+    images = values.parse_key_values(params["program_images"])
+    node_groups = batch_command.group_program_nodes(ctx, target, nodes, params["gpus_per_node"])
+    if images and not node_groups:
+        what = f"--program-image {params['program_images'][0]} is for a job of several programs"
+        raise UsageError(what, "--container-image alone is the image of all pods")
+    if not node_groups:
+        return ()
+    own = [each.program for each in node_groups[1:]]
+    if wrong := next((name for name in images if name not in own), None):
+        what = f"--program-image {wrong}={images[wrong]}: no program with nodes of its own is called {wrong}"
+        near = closest_match(wrong, own)
+        raise UsageError(what, f"did you mean {near}?" if near else f"such programs: {', '.join(own) or 'none'}")
+    is_given = ctx.get_parameter_source("kind") is not ParameterSource.DEFAULT
+    have_one_shape = len({each.gpus for each in node_groups}) == 1 and not images
+    if have_one_shape and not (is_given and params["kind"] == JOBSET and own):
+        return ()
+    if is_given and params["kind"] != JOBSET:
+        if images:
+            what = f"--kind {params['kind']} has one image for all pods, so --program-image does not work with it"
+            raise UsageError(what, "--kind jobset")
+        return ()
+    if is_elastic:
+        what = f"--nodes {params['nodes']} does not work with nodes of {own[0]}"
+        raise UsageError(what, "--nodes N, with a fixed number")
+    if params["gang"] == VOLCANO:
+        what = f"--gang {VOLCANO} does not start all pods of a JobSet together that has several Jobs"
+        raise UsageError(what, f"--gang {COSCHEDULING}, or --kind job for pods of one shape")
+    firsts = accumulate((each.nodes for each in node_groups), initial=0)
+    names = [name_from(each.program, MAX_DNS_LABEL) for each in node_groups]
+    if len({*names}) < len(names):
+        what = f"names of programs are equal in small letters: {', '.join(each.program for each in node_groups)}"
+        raise UsageError(what, "rename one of them")
+    return tuple(
+        PodGroup(name, first, each.nodes, each.gpus, images.get(each.program, params["image"]))
+        for name, first, each in zip(names, firsts, node_groups, strict=False)
+    )
+
+
+def _job_name(ctx: click.Context, target: str, nodes: int, groups: Sequence[PodGroup]) -> str:
     params = ctx.params
     name, unique = params["job_name"], params["unique_name"]
     suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=SUFFIX_LENGTH - 1))}" if unique else ""
-    longest = longest_name(nodes, params["kind"]) - len(suffix)
+    longest = longest_name(nodes, JOBSET if groups else params["kind"], groups) - len(suffix)
     if name is None:
         return name_from(target, longest) + suffix
     if not NAME.fullmatch(name) or len(name) > longest:

@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Manifest(Feature):
-    requires = ("submit",)
+    requires = ("submit", "code")
     commands = (
         Command("manifest", "Print a training job as YAML for Kubernetes.", heading="Clusters", in_config=True),
     )

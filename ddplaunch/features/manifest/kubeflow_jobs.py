@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddplaunch.cli import LAUNCHER_COMMENT
 from ddplaunch.features.manifest.pod_job import NODE, PodJob, refuse_options
 from ddplaunch.features.manifest.pod_spec import REQUESTS_COMMENT, pod_spec
 from ddplaunch.features.manifest.yaml_writer import drop_empty, with_comment
@@ -35,7 +36,7 @@ _OF_RUNTIME = {
     "priority_class": "--priority-class",
     "host_network": "--host-network",
     "spread": "--spread",
-    "whole_secrets": "--env-secret without a NAME",
+    "env_from_secrets": "--env-secret without a NAME",
     "pull": "--image-pull-policy",
 }
 """Fields that only the runtime can set, and their options."""
@@ -52,7 +53,7 @@ def train_job(job: PodJob) -> dict[str, Any]:
     trainer = drop_empty(
         {
             "image": job.image,
-            "command": container["command"],
+            with_comment("command", LAUNCHER_COMMENT): container["command"],
             "args": container["args"],
             "numNodes": job.nodes,
             "env": container.get("env"),

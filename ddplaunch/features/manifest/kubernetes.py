@@ -1,7 +1,8 @@
 """Builds the Kubernetes manifest of a job: a pure function; the output is short enough to read before ``kubectl`` runs.
 
 It is an indexed Job, whose pods are the nodes, and a headless Service that gives each a name; it needs no operator. Or
-it is a JobSet that contains this Job and manages the Service itself, or a job of Kubeflow. In a pod ``ddplaunch run``
+it is a JobSet that contains this Job and manages the Service itself, with a Job for each program that has nodes of its
+own where their pods differ; or a job of Kubeflow. In a pod ``ddplaunch run``
 reads its node rank from the variables that ``clusters/kubernetes`` knows. The fields are those of
 kubernetes.io/docs/reference/kubernetes-api; facts about the Job controller are from its source, pkg/controller/job,
 and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
@@ -9,13 +10,26 @@ and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 from ddplaunch.features.manifest.kubeflow_jobs import TTL_FIELD, pytorch_job, train_job
-from ddplaunch.features.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, PYTORCHJOB, TRAINJOB, VOLCANO, PodJob
-from ddplaunch.features.manifest.pod_spec import CONTAINER, pod_spec
+from ddplaunch.features.manifest.pod_job import (
+    CONTAINER,
+    COSCHEDULING,
+    FIRST_NODE,
+    JOB,
+    JOBSET,
+    NODE,
+    PYTORCHJOB,
+    TRAINJOB,
+    VOLCANO,
+    PodJob,
+)
+from ddplaunch.features.manifest.pod_spec import pod_spec
 from ddplaunch.features.manifest.yaml_writer import drop_empty, with_comment, write_yaml
 
 RETRY_EXIT_CODES = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
@@ -37,7 +51,9 @@ def render_manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``. Raises UsageError if YAML cannot hold a string."""
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
     newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
-    head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
+    # kubectl apply keeps a copy of each object in an annotation, which has at most 256 KiB.
+    verb = "create" if job.code else "apply"
+    head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl {verb} -f THIS_FILE\n"
     if needs := [_REQUIREMENTS[each] for each in (job.kind, job.gang) if each in _REQUIREMENTS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
     return head + "---\n".join(write_yaml(each) for each in build_objects(job))
@@ -49,6 +65,7 @@ def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
     if job.gang == COSCHEDULING:
         group = {with_comment("minMember", _min_member(job)): job.required_nodes}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
+    yield from _config_maps(job, metadata)
     if job.kind == JOB and job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
     annotations = {**job.annotations, **(_gang_annotations(job) if job.kind == JOB else {})}
@@ -58,6 +75,16 @@ def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
         spec = {**drop_empty({TTL_FIELD: job.ttl_s}), **spec}
     annotated = metadata | drop_empty({"annotations": annotations})
     yield {"apiVersion": version, "kind": kind, "metadata": annotated, "spec": spec}
+
+
+def _config_maps(job: PodJob, metadata: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the objects with the code of --code."""
+    if job.code is None:
+        return
+    kind = with_comment("kind", "A part of the code. Created by hand, it stays when the job is deleted.")
+    for part in job.code.parts:
+        head = {"apiVersion": "v1", kind: "ConfigMap", "metadata": {**metadata, "name": part.name}}
+        yield {**head, "immutable": True, "binaryData": {part.file: part.data}}
 
 
 def _labels(job: PodJob) -> dict[str, str]:
@@ -84,18 +111,25 @@ def _service(job: PodJob) -> dict[str, Any]:
 
 def _jobset(job: PodJob) -> dict[str, Any]:
     network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."
-    template = drop_empty({"metadata": drop_empty({"annotations": _gang_annotations(job)}), "spec": _job(job)})
+    jobs = [_replicated_job(each.name, replace(job, group=each)) for each in job.groups]
     return {
         with_comment("network", network): {"enableDNSHostnames": True},
-        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": template}],
+        "replicatedJobs": jobs or [_replicated_job(NODE, job)],
     }
 
 
+def _replicated_job(name: str, job: PodJob) -> dict[str, Any]:
+    template = drop_empty({"metadata": drop_empty({"annotations": _gang_annotations(job)}), "spec": _job(job)})
+    return {"name": name, "replicas": 1, "template": template}
+
+
 def _job(job: PodJob) -> dict[str, Any]:
+    pods = job.group.pods if job.group else job.nodes
+    what = "programs" if job.group and job.group.first_node else "ranks"
     spec: dict[str, Any] = {
-        with_comment("completionMode", "A pod is a node: one ddplaunch, which starts the ranks there."): "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
+        with_comment("completionMode", f"A pod is a node: one ddplaunch, which starts the {what} there."): "Indexed",
+        "completions": pods,
+        "parallelism": pods,
     }
     if job.seconds is not None:
         deadline = with_comment("activeDeadlineSeconds", "From its creation: includes time in which pods wait.")
@@ -104,6 +138,7 @@ def _job(job: PodJob) -> dict[str, Any]:
         done = "Node 0 ends when all have; a pod that never joined is not waited for."
         spec[with_comment("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
+    annotations = {**job.annotations, **({FIRST_NODE: str(job.group.first_node)} if job.group else {})}
     ends = "All pods end together. If one was evicted or lost, all restart,"
     if job.min_nodes:
         ends = "A pod that is lost or evicted restarts and joins; if that is pod 0, all restart,"
@@ -118,7 +153,7 @@ def _job(job: PodJob) -> dict[str, Any]:
         # counts are for pods without an exit code, say rejected by a machine; an index that fails ends the rest.
         with_comment("backoffLimitPerIndex", retries): limit,
         "maxFailedIndexes": job.nodes - job.required_nodes,
-        "template": {"metadata": drop_empty({"labels": labels, "annotations": job.annotations}), "spec": pod_spec(job)},
+        "template": {"metadata": drop_empty({"labels": labels, "annotations": annotations}), "spec": pod_spec(job)},
     }
 
 

@@ -88,6 +88,10 @@ HEADINGS = {
     "Environment of the job": (
         option("--container-image image", "IMAGE", "Image of the pods. It must contain ddplaunch and the target.",
                pattern_reader(r"[a-z0-9][\w./:@-]*", "an image like nvcr.io/nvidia/pytorch:25.01-py3")),
+        option("--program-image program_images", "NAME=IMAGE",
+               "Image of the pods of a program with nodes of its own. It must contain ddplaunch too",
+               pattern_reader(r"[A-Za-z][\w-]*=[a-z0-9][\w./:@-]*", "NAME=IMAGE, like infer=vllm/vllm-openai:v0.11"),
+               multiple=True),
         option("--image-pull-policy pull", "WHEN",
                "When to pull the image: Always, IfNotPresent or Never.  [default: that of Kubernetes]",
                pattern_reader("|".join(PULL_POLICIES), "Always, IfNotPresent or Never",
@@ -102,6 +106,8 @@ HEADINGS = {
         option("--env-secret secrets", "SECRET",
                "Variable from a secret, NAME=SECRET:KEY, or variables from all of its keys", read.read_secrets,
                multiple=True),
+        option("--code", "DIR",
+               "Run a copy of this folder, without what git ignores, in ConfigMaps: at most 8 MB.  [default: none]"),
     ),
     "Dry run and help": (
         click.Option(["--dry-run"], is_flag=True, help="Also print the source of each value, on stderr."),

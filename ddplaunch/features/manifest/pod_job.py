@@ -9,18 +9,23 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.features.code.config_maps import CodeVolume
 from ddplaunch.system.clusters.systems.indexed_tasks import (
     ADDRESS_VARIABLE,
+    FIRST_NODE_VARIABLE,
     INDEX_VARIABLE,
     NNODES_VARIABLE,
     PORT_VARIABLE,
 )
 
-OWN_VARIABLES = (INDEX_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE)
+OWN_VARIABLES = (INDEX_VARIABLE, FIRST_NODE_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE)
 """Variables for node rank, number of nodes and node 0; Kubernetes sets the index, the manifest the others."""
+
+FIRST_NODE = "ddplaunch-first-node"  # an annotation of the pods of a PodGroup: the node rank of its first one
 
 JOB, JOBSET, TRAINJOB, PYTORCHJOB = "job", "jobset", "trainjob", "pytorchjob"
 JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
+CONTAINER = "ddplaunch"  # the container of a pod
 NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes; also that of Kubeflow's runtimes
 
 VOLCANO, COSCHEDULING = "volcano", "coscheduling"
@@ -48,6 +53,16 @@ class Mount(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.source}:{self.path}{':ro' * self.read_only}"
+
+
+class PodGroup(Struct, frozen=True):
+    """Pods of one shape in a JobSet of several: the nodes with ranks, or those of one program."""
+
+    name: str  # of its replicated Job; matches `NAME`
+    first_node: int  # the node rank of its first pod
+    pods: int
+    gpus: int  # of each pod
+    image: str
 
 
 class PodJob(Struct, frozen=True):
@@ -91,11 +106,14 @@ class PodJob(Struct, frozen=True):
     variables: Mapping[str, str]  # of the container, besides `OWN_VARIABLES`
     secrets: Sequence[str]  # NAME=SECRET:KEY: one variable; SECRET: a variable for each of its keys
     mounts: Sequence[Mount]
+    code: CodeVolume | None = None  # None: the image has the code
+    groups: Sequence[PodGroup] = ()  # of a JobSet whose pods differ
+    group: PodGroup | None = None  # the one that is being described
 
     @property
     def node_zero(self) -> str:
         """DNS name of the first pod, by the Service."""
-        return f"{_pod_prefix(self.name, self.kind)}0.{self.name}"
+        return f"{_pod_prefix(self.name, self.kind, self.groups)}0.{self.name}"
 
     @property
     def own_pods(self) -> dict[str, str]:
@@ -109,7 +127,7 @@ class PodJob(Struct, frozen=True):
         return self.min_nodes or self.nodes
 
     @property
-    def whole_secrets(self) -> list[str]:
+    def env_from_secrets(self) -> list[str]:
         return [each for each in self.secrets if "=" not in each]
 
     @property
@@ -124,14 +142,16 @@ def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str)
             raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
 
 
-def _pod_prefix(name: str, kind: str) -> str:
-    """The prefix of pod names, before the index."""
-    return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, f'{NODE}-0-') }"
+def _pod_prefix(name: str, kind: str, groups: Sequence[PodGroup] = ()) -> str:
+    """The prefix of pod names, before the index; of several groups that of the first."""
+    replicated = f"{groups[0].name if groups else NODE}-0-"
+    return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, replicated) }"
 
 
-def longest_name(nodes: int, kind: str = JOB) -> int:
+def longest_name(nodes: int, kind: str = JOB, groups: Sequence[PodGroup] = ()) -> int:
     """Maximum length of a job name, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
-    return MAX_DNS_LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
+    prefixes = [_pod_prefix("", kind, [each]) for each in groups] or [_pod_prefix("", kind)]
+    return MAX_DNS_LABEL - max(len(f"{prefix}{nodes - 1}") for prefix in prefixes)
 
 
 def name_from(text: str, longest: int) -> str:

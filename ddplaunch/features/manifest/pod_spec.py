@@ -10,18 +10,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddplaunch.cli import launcher_command
-from ddplaunch.features.manifest.pod_job import JOB, PYTORCHJOB, TRAINJOB, Mount, PodJob
+from ddplaunch.cli import LAUNCHER_COMMENT, launcher_command
+from ddplaunch.features.manifest.pod_job import CONTAINER, JOB, PYTORCHJOB, TRAINJOB, Mount, PodJob
 from ddplaunch.features.manifest.yaml_writer import drop_empty, with_comment
 from ddplaunch.system.clusters.systems.indexed_tasks import (
     ADDRESS_VARIABLE,
+    FIRST_NODE_VARIABLE,
     INDEX_VARIABLE,
     NNODES_VARIABLE,
     PORT_VARIABLE,
 )
+from ddplaunch.system.code_version import CODE_VARIABLE
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
 
-CONTAINER = "ddplaunch"
 EXIT_MARGIN_S = 10  # after the grace, for the launcher to end leftover processes and print its report
 NVIDIA = "nvidia.com/gpu"
 REQUESTS_COMMENT = "The requests equal the limits, unless set."
@@ -107,24 +108,26 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def _container(job: PodJob) -> dict[str, Any]:
-    env, cluster = with_comment("env", f"Kubernetes adds {INDEX_VARIABLE}, the node rank."), "kubernetes"
+    index = f"which is added to {FIRST_NODE_VARIABLE}" if job.group else "the node rank"
+    env, cluster = with_comment("env", f"Kubernetes adds {INDEX_VARIABLE}, {index}."), "kubernetes"
     if job.kind in _KUBEFLOW:
         env, cluster = "env", "kubeflow"
     ports = with_comment("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
     message = with_comment("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
     mounts += [{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []
     for name, mount in _named_mounts(job):
         mounts.append(drop_empty({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None}))
+    mounts += job.code.mounts if job.code else ()
     return drop_empty(
         {
             "name": CONTAINER,
-            "image": job.image,
+            "image": job.group.image if job.group else job.image,
             "imagePullPolicy": job.pull,
-            "command": [*launcher_command("python"), "run", "--cluster", cluster],
+            with_comment("command", LAUNCHER_COMMENT): _launcher_words(job, cluster),
             "args": [_escape_expansion(word) for word in job.command],
             env: _variables(job),
-            "envFrom": [{"secretRef": {"name": name}} for name in job.whole_secrets],
+            "envFrom": [{"secretRef": {"name": name}} for name in job.env_from_secrets],
             ports: [{"containerPort": port, "hostPort": port} for port in job.host_ports],
             **_resources(job),
             message: "FallbackToLogsOnError",
@@ -133,8 +136,17 @@ def _container(job: PodJob) -> dict[str, Any]:
     )
 
 
+def _launcher_words(job: PodJob, cluster: str) -> list[str]:
+    """Return the words that start the launcher, before its options; with --code a shell unpacks the code first."""
+    words = [*launcher_command("python"), "run", "--cluster", cluster]
+    if job.code is None:
+        return words
+    return ["/bin/sh", "-c", _escape_expansion(f'{job.code.command} && exec "$@"'), "sh", *words]
+
+
 def _resources(job: PodJob) -> dict[str, Any]:
-    amounts = {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: job.gpus_per_node or None}
+    gpus = job.group.gpus if job.group else job.gpus_per_node
+    amounts = {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: gpus or None}
     limits = drop_empty({**amounts, **job.resources})
     resources = with_comment("resources", REQUESTS_COMMENT) if limits else "resources"
     fields = {resources: drop_empty({"limits": limits, "requests": dict(job.requests)})}
@@ -161,12 +173,15 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
         rank_variables[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
             rank_variables |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
+        if job.group:
+            rank_variables[FIRST_NODE_VARIABLE] = str(job.group.first_node)
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
     home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has no home
-    plain = {**home, **job.variables, **rank_variables}
+    code = {CODE_VARIABLE: job.code.version.to_variable()} if job.code else {}
+    plain = {**home, **job.variables, **code, **rank_variables}
     return [*secret, *({"name": name, "value": _escape_expansion(value)} for name, value in plain.items())]
 
 
@@ -183,6 +198,7 @@ def _volumes(job: PodJob) -> Iterator[Any]:
         yield {"name": "tmp", "emptyDir": {}}
     for name, mount in _named_mounts(job):
         yield {"name": name, **_source(mount)}
+    yield from job.code.volumes if job.code else ()
 
 
 def _source(mount: Mount) -> dict[str, Any]:

@@ -33,12 +33,12 @@ class MemoryAlarm:
         self._ready = select.epoll()  # readable once one of its descriptors has an event
         self._consumers: dict[int, Callable[[], object]] = {}  # by descriptor: how to consume its event
         limited = [each for each in cgroups if each.limit is not None]
-        for each in limited:
+        for cgroup in limited:
             with suppress(OSError):
-                if each.setting == "memory.max":
-                    self._watch_file(f"{each.path}/memory.events")
+                if cgroup.setting == "memory.max":
+                    self._watch_file(f"{cgroup.path}/memory.events")
                 else:
-                    self._watch_usage(each.path, [int(part * (each.limit or 0)) for part in LIMIT_FRACTIONS])
+                    self._watch_usage(cgroup.path, [int(part * (cgroup.limit or 0)) for part in LIMIT_FRACTIONS])
         if not limited:
             with suppress(OSError):
                 self._watch_pressure(f"{root}/proc/pressure/memory")

@@ -232,14 +232,14 @@ class RankMemory:
     def _find_exhausted_limit(self, now: Sequence[cgroups.Cgroup], record: OomKill | None) -> MemoryLimit:
         """The limit that was reached: from the kernel log, or the innermost one reached, or the machine's memory."""
         met = {each.path: each.limit_hits for each in self._before}
-        for each in now:
+        for cgroup in now:
             named = (
-                each.name == record.limited_cgroup
+                cgroup.name == record.limited_cgroup
                 if record and record.cgroup
-                else each.limit_hits > met.get(each.path, 0)
+                else cgroup.limit_hits > met.get(cgroup.path, 0)
             )
-            if each.limit is not None and named:
-                return MemoryLimit(each.limit, each.name, each.setting)
+            if cgroup.limit is not None and named:
+                return MemoryLimit(cgroup.limit, cgroup.name, cgroup.setting)
         total = cgroups.read_counters(f"{self._root}/proc/meminfo").get("MemTotal", 0)
         return MemoryLimit(total << 10)
 
@@ -289,12 +289,12 @@ class RankMemory:
 
     def _read_proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:
         """Read the proportional anonymous memory of processes; incomplete after ``_PSS_TIMEOUT_S``."""
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
 
         def read() -> None:
             try:
                 for pid in pids:
-                    found[pid] = _read_counter_bytes(pid, "smaps_rollup", "Pss_Anon")
+                    sizes[pid] = _read_counter_bytes(pid, "smaps_rollup", "Pss_Anon")
             finally:
                 self._pss_lock.release()
 
@@ -308,7 +308,7 @@ class RankMemory:
             self._pss_lock.release()
         if self._pss_lock.acquire(timeout=_PSS_TIMEOUT_S):
             self._pss_lock.release()
-        return dict(found) if any(found.values()) else {}  # kernels before 5.4 have no Pss_Anon
+        return dict(sizes) if any(sizes.values()) else {}  # kernels before 5.4 have no Pss_Anon
 
 
 def _read_counter_bytes(pid: int, file: str, field: str) -> int:

@@ -105,7 +105,8 @@ class NotifyObserver(NodeSide):
             "attempt": self._attempt,
             "text": sanitize_line(text, MAX_TEXT),
         }
-        self._queue.append(json.dumps({**fields, **(own or {})}).encode() + b"\n")
+        line = json.dumps({**fields, **(own or {})}, ensure_ascii=False)
+        self._queue.append(line.encode(errors="backslashreplace") + b"\n")  # file names may be any bytes
         self._send_next()
 
     def _send_next(self) -> None:

@@ -68,7 +68,7 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     preload = options[Preloading].preload or AUTO_PRELOAD
     by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
     is_single = by_default and len(plan.local_ranks) == 1 and not options[Stopping].max_restarts
-    own = plan.environment(plan.local_ranks[0])
+    own = plan.rank_environment(plan.local_ranks[0])
     environ = {**os.environ, **plan.shared_environment}
     zygote_plan = make_preload_plan(plan.target, preload, environ, own, is_single_process=is_single)
     if zygote_plan.forks and not zygote_plan.user_modules and (mismatch := find_mismatch(plan.target.source)):
@@ -139,7 +139,7 @@ def make_preload_plan(
 def _find_obstacle(
     source: ProgramSource, assignments: Collection[Assignment], settings: Mapping[str, str]
 ) -> str | None:
-    """Return why it is plain that torch would not fit; anything else a rank finds out."""
+    """Return why preloaded torch certainly would not fit; a rank detects all other cases."""
     for each in assignments:
         is_known = each.value is not None and settings.get(each.name) == each.value
         if each.before_torch and not is_known and TORCH_READS.fullmatch(each.name):

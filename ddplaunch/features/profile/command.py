@@ -15,8 +15,9 @@ from ddplaunch.base.safe_files import current_folder, open_for_writing
 from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_running
+from ddplaunch.cli.lookup.batch_jobs import find_running_batch_job
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -54,9 +55,9 @@ REPLY_MARGIN_S = 20.0  # for the job's replies, beyond the time of the profile
 )
 @click.option("--output", metavar="FOLDER", default=".", help="Folder for the files.  [default: the current folder]")
 def profile(run: str | None, seconds: float | None, torch: bool, spied: str | None, output: str) -> int:
-    """Profile the ranks of a running job and write files for Perfetto and speedscope.
+    """Profile the ranks of a run and write files for Perfetto and speedscope.
 
-    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only run in progress.
 
     Samples the current line of each rank's main thread 50 times a second, on all nodes. Time in native code counts
     for the Python line that called it. The job continues, with unchanged results.
@@ -68,7 +69,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     if not (os.path.isdir(output) and os.access(output, os.W_OK | os.X_OK)):
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
-    if batch_job := find_batch_job(run, "profile"):
+    if batch_job := find_running_batch_job(run, "profile"):
         copy_hint = get_scheduler(batch_job.job).copy_hint(batch_job.state)
         folder = TMP if copy_hint else os.path.normpath(os.path.join(current_folder(), output))
         words = ["--seconds", f"{seconds:g}", "--output", folder]
@@ -97,16 +98,16 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         _write(os.path.join(output, f"{title}.trace.json"), _to_json_array(perfetto_trace(known, of_torch))),
         _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
     ]
-    found = find_hot_spots(known)
+    spots = find_hot_spots(known)
     sentences, late = late_ranks(known)
     differ = [
         f"rank {each.rank} differs: {_format_share(each.share)} of its time is in {format_location(each.line)}"
         f" (other ranks: {_format_share(each.others)})"
-        for each in find_outliers(found, late)
+        for each in find_outliers(spots, late)
     ]
     colour = None if is_colour_allowed() else False
     bold = [click.style(sanitize_line(each, 2000), bold=True) for each in (*differ, *sentences)]
-    for line in (*bold, *_format_page(found, notes)):
+    for line in (*bold, *_format_page(spots, notes)):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
@@ -194,19 +195,19 @@ def _move_torch_trace(profile: RankProfile, title: str) -> str:
     return path
 
 
-def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
+def _format_page(spots: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
     yield from (click.style(f"note: {note}", fg="yellow") for note in notes)
-    shown = [each for each in found if each.mean >= MIN_SHARE][:MAX_LINES]
+    shown = [each for each in spots if each.mean_share >= MIN_SHARE][:MAX_LINES]
     rows = []
-    for each in shown:
-        low, high = min(each.shares.values()), max(each.shares.values())
-        spread = f"{100 * low:.0f} to {_format_share(high)}" if len(each.shares) > 1 else ""
-        where = sanitize_line(format_location(each.line), 200)
-        rows.append((_format_share(each.mean), spread, where, sanitize_line(each.calls, 80)))
+    for spot in shown:
+        low, high = min(spot.shares.values()), max(spot.shares.values())
+        spread = f"{100 * low:.0f} to {_format_share(high)}" if len(spot.shares) > 1 else ""
+        where = sanitize_line(format_location(spot.line), 200)
+        rows.append((_format_share(spot.mean_share), spread, where, sanitize_line(spot.calls, 80)))
     yield ""
     yield from format_table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
-    if (rest := found[len(shown) :]) and sum(each.mean for each in rest) >= MIN_SHARE:
-        yield f"{_format_share(sum(each.mean for each in rest))} in {format_count(len(rest), 'line')} more"
+    if (rest := spots[len(shown) :]) and sum(each.mean_share for each in rest) >= MIN_SHARE:
+        yield f"{_format_share(sum(each.mean_share for each in rest))} in {format_count(len(rest), 'line')} more"
 
 
 def _format_share(share: float) -> str:

@@ -19,7 +19,7 @@ class ProfileSide(NodeSide):
 
 
 class Profile(Feature):
-    commands = (Command("profile", "Profile the ranks of a running job.", heading="Diagnose"),)
+    commands = (Command("profile", "Profile the ranks of a run.", heading="Diagnose"),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
 

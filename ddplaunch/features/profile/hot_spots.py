@@ -29,7 +29,7 @@ class HotSpot(NamedTuple):
     calls: str  # the function that it spends most time in: "backward"; "" if that is the line itself
 
     @property
-    def mean(self) -> float:
+    def mean_share(self) -> float:
         return fmean(self.shares.values())
 
 
@@ -54,7 +54,7 @@ def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
             of_ranks[profile.rank] += ticks / profile.tick_count
             calls.setdefault(line, Counter())[_find_callee(stack, line)] += ticks
     found = [HotSpot(line, of_ranks, calls[line].most_common(1)[0][0]) for line, of_ranks in shares.items()]
-    return sorted(found, key=lambda each: -each.mean)
+    return sorted(found, key=lambda each: -each.mean_share)
 
 
 def _find_callee(stack: Sequence[Frame], line: Frame) -> str:
@@ -69,25 +69,25 @@ def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[i
     arrivals: list[CollectiveArrivals] = []
     hosts: dict[str, int] = {}
     clocks: dict[int, RankClock] = {}
-    for each in profiles:
-        error = float("inf") if each.error is None else each.error
-        clocks[each.rank] = RankClock(hosts.setdefault(each.host, len(hosts)), 0.0, error)
+    for profile in profiles:
+        error = float("inf") if profile.error is None else profile.error
+        clocks[profile.rank] = RankClock(hosts.setdefault(profile.host, len(hosts)), 0.0, error)
         seen: set[tuple[str, int]] = set()
-        for kind, number, begin, _ in each.collectives():
+        for kind, number, begin, _ in profile.collectives():
             if (kind.group, number) not in seen:  # one collective can have several operations
                 seen.add((kind.group, number))
-                arrivals.append(CollectiveArrivals(each.rank, kind.group, kind.description, number, begin, ()))
+                arrivals.append(CollectiveArrivals(profile.rank, kind.group, kind.description, number, begin, ()))
     groups = measure_lateness(arrivals, clocks)
     return describe_slow_ranks(groups), [pace.rank for group in groups for pace in group.slow_ranks]
 
 
-def find_outliers(found: Sequence[HotSpot], late: Iterable[int]) -> list[RankOutlier]:
+def find_outliers(spots: Sequence[HotSpot], late: Iterable[int]) -> list[RankOutlier]:
     """Find outliers: the ranks that were late in collectives, else a single rank that differs most at some line."""
-    ranks = list(found[0].shares) if found else []
+    ranks = list(spots[0].shares) if spots else []
     if len(ranks) < 2:
         return []
     most = {
-        rank: max((_find_outlier(spot, rank) for spot in found), key=lambda each: each.share - each.others)
+        rank: max((_find_outlier(spot, rank) for spot in spots), key=lambda each: each.share - each.others)
         for rank in ranks
     }
     named = [most[rank] for rank in dict.fromkeys(late) if rank in most]

@@ -197,7 +197,7 @@ class _ProfiledRank:
 
     @property
     def torch_state(self) -> bytes:
-        """What the rank has written of the start of torch's profiler; b"" before it has started."""
+        """The line that the rank has written about the start of torch's profiler; b"" before that."""
         with suppress(OSError, ValueError):
             return read_regular_file(f"{self.path}.state", _MAX_STATE_BYTES, follow_symlinks=False)
         return b""

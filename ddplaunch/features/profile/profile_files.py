@@ -26,11 +26,11 @@ def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str])
     for each in profiles:
         for kind, number, begin, _ in each.collectives():
             last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
-    for each in profiles:
-        yield from _call_events(each, zero)
-        yield from _collective_events(each, zero, last)
-        if path := of_torch.get(each.rank):
-            yield from torch_events(path, each.rank, zero + each.clock_offset_s)
+    for profile in profiles:
+        yield from _call_events(profile, zero)
+        yield from _collective_events(profile, zero, last)
+        if path := of_torch.get(profile.rank):
+            yield from torch_events(path, profile.rank, zero + profile.clock_offset_s)
 
 
 def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:

@@ -75,11 +75,11 @@ class RankProfile(Struct, frozen=True):
 
     def stack(self, place: int) -> tuple[Frame, ...]:
         """Return the stack of a place, the innermost call first."""
-        found = []
+        frames = []
         while place:
-            found.append(self.frames[self.places[2 * place - 1]])
+            frames.append(self.frames[self.places[2 * place - 1]])
             place = self.places[2 * place - 2]
-        return tuple(found)
+        return tuple(frames)
 
     def tick_runs(self) -> Iterator[tuple[int, int]]:
         """Yield places with the number of ticks spent there, in time order."""
@@ -111,8 +111,8 @@ def parse_profile(
     frames: dict[Frame, int] = {}
     places: list[int] = []
     new = [0]  # by place in ``data``: the place in the profile
-    for each in rows.get(b"n ", ()):
-        parent, code, line = map(int, each.split())
+    for row in rows.get(b"n ", ()):
+        parent, code, line = map(int, row.split())
         function, path = codes[code]
         at = make_frame(sanitize_line(function, 600), sanitize_line(path, 600), line, folder)
         if is_internal_file(at.file) or (not new[parent] and is_module_start(at)):

@@ -46,24 +46,24 @@ class Placeholder(NamedTuple):
     form: str = "%"  # of "all": of each address
 
 
-def find_placeholder(found: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
+def find_placeholder(match: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
     """Return what a field in braces stands for; None if it is the user's.
 
     ``own``: the program whose command has the field; "" for the ranks' program.
     """
-    first, rest = str(found[1]), str(found[2]).split(".")[1:]
+    first, rest = str(match[1]), str(match[2]).split(".")[1:]
     if first in names and rest and rest[0] == ALL:
-        return Placeholder(found[0], first, ALL, "".join(rest[1:]), found[3] or "%")
-    if found[3] is not None:
+        return Placeholder(match[0], first, ALL, "".join(rest[1:]), match[3] or "%")
+    if match[3] is not None:
         return None
     if first in names:
         what, *more = rest or ["address"]
         if what not in OWN_FIELDS or (more and what == "host"):
             hint = f"{{{first}}} is its address; {{{first}.host}} and {{{first}.port}} are parts of it"
-            raise UsageError(f"{found[0]}: a program has an address, host and port, not {'.'.join(rest)}", hint)
-        return Placeholder(found[0], first, what, more[0] if more else "")
+            raise UsageError(f"{match[0]}: a program has an address, host and port, not {'.'.join(rest)}", hint)
+        return Placeholder(match[0], first, what, more[0] if more else "")
     if own and first in OWN_FIELDS and len(rest) < 2 and not (rest and first == "host"):
-        return Placeholder(found[0], own, first, rest[0] if rest else "")
+        return Placeholder(match[0], own, first, rest[0] if rest else "")
     return None
 
 
@@ -72,11 +72,11 @@ def list_placeholders(programs: Programs) -> Iterator[tuple[ProgramSpec, Placeho
     names = [each.name for each in (*programs.beside, programs.target)]
     for spec in programs.beside:
         for text in spec.texts:
-            for found in _FIELD.finditer(text):
-                if placeholder := find_placeholder(found, spec.name, names):
+            for match in _FIELD.finditer(text):
+                if placeholder := find_placeholder(match, spec.name, names):
                     yield spec, placeholder
-                elif near := closest_match(found[1], [*names, *OWN_FIELDS]):
-                    raise UsageError(f"{found[0]}: no program is called {found[1]}", f"did you mean {{{near}}}?")
+                elif near := closest_match(match[1], [*names, *OWN_FIELDS]):
+                    raise UsageError(f'{match[0]}: no program named "{match[1]}"', f"did you mean {{{near}}}?")
 
 
 Addresses = Callable[[Placeholder], Sequence[tuple[str, int]]]
@@ -118,11 +118,11 @@ def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[st
         elif condition.kind in ("tcp", "http") and (spec.name, "") not in ports:
             hint = f"write {{port}} where it takes its port, or name a fixed one: ready {condition.kind}:8000"
             raise UsageError(f"{spec.name}: ready {spec.ready} needs its port, and its command has no {{port}}", hint)
-    for _, each in used:
-        if each.what != "host" and (each.program, each.port) not in ports:
-            field = f"{{port.{each.port}}}" if each.port else "{port}"
-            what = f"{each.text}: {each.program} has no such port"
-            raise UsageError(what, f"write {field} in the command of {each.program}, where it takes its port")
+    for _, reference in used:
+        if reference.what != "host" and (reference.program, reference.port) not in ports:
+            field = f"{{port.{reference.port}}}" if reference.port else "{port}"
+            what = f"{reference.text}: {reference.program} has no such port"
+            raise UsageError(what, f"write {field} in the command of {reference.program}, where it takes its port")
     return ports
 
 
@@ -169,7 +169,7 @@ class ProgramAddresses:
         """Hold the ports of all programs of this node, which they keep through all attempts."""
         self._host = host = self._host or find_own_address(config, self._node)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found: list[HeldAddress] = []
+        held: list[HeldAddress] = []
         ports = list_ports(self._programs, self._target_words)
         for instance in self._placement.on(self._node):
             own = {port: number for (program, port), number in ports.items() if program == instance.program}
@@ -177,10 +177,10 @@ class ProgramAddresses:
                 key = instance.spec.name, port
                 if number is None and key not in self._held:
                     self._held[key] = bind_reusable(family, "" if config.address else LOOPBACK, 0)
-                found.append(HeldAddress(*key, host, self._held[key].getsockname()[1] if number is None else number))
+                held.append(HeldAddress(*key, host, self._held[key].getsockname()[1] if number is None else number))
         if self._node == 0:
-            found.append(HeldAddress(self._programs.target.name, "", host, 0))
-        return tuple(found)
+            held.append(HeldAddress(self._programs.target.name, "", host, 0))
+        return tuple(held)
 
     def learn(self, addresses: Iterable[HeldAddress]) -> None:
         self._known = {(each.program, each.port): (each.host, each.number) for each in addresses}
@@ -212,12 +212,12 @@ class ProgramAddresses:
     def fill(self, text: str, own: Instance | None) -> str:
         """Replace the placeholders in a text of this program; ``own``: None for the ranks' program."""
 
-        def find_addresses(each: Placeholder) -> list[tuple[str, int]]:
-            if each.what == ALL:
-                return self._all_of(each.program, each.port)
-            is_own = own is not None and each.program == own.program
-            name = own.spec.name if own and is_own else self._placement.nearest(each.program, self._node)
-            return [self.of(name, each.port)]
+        def find_addresses(placeholder: Placeholder) -> list[tuple[str, int]]:
+            if placeholder.what == ALL:
+                return self._all_of(placeholder.program, placeholder.port)
+            is_own = own is not None and placeholder.program == own.program
+            name = own.spec.name if own and is_own else self._placement.nearest(placeholder.program, self._node)
+            return [self.of(name, placeholder.port)]
 
         return fill_placeholders(text, own.program if own else "", self._names, find_addresses)
 
@@ -226,13 +226,13 @@ class ProgramAddresses:
 
     def variables(self) -> dict[str, str]:
         """Return the variables with the addresses of all programs."""
-        found = {}
+        values = {}
         for program in self._names:
             name = self._placement.nearest(program, self._node)
             for (instance, port), (host, number) in self._known.items():
                 if instance == name and number:
-                    found[variable_name(program, port)] = join_host_port(host, number)
+                    values[variable_name(program, port)] = join_host_port(host, number)
                     if len(several := self._all_of(program, port)) > 1:
                         listed = ",".join(join_host_port(*each) for each in several)
-                        found[variable_name(program, port, ADDRESSES_VARIABLE)] = listed
-        return found
+                        values[variable_name(program, port, ADDRESSES_VARIABLE)] = listed
+        return values

@@ -16,16 +16,20 @@ from ddplaunch.features.programs.messages import (
     HeldAddress,
     HoldPorts,
     MainDone,
+    MainEnded,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
     ReadyPrograms,
     StartPrograms,
+    StopMains,
 )
 from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.placement import place_programs
 from ddplaunch.features.programs.spec import Programs
+from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S
 
+STOP_MARGIN_S = 5.0  # beyond the grace of a main, for its node to report its end
 _LOST_SERVER = re.compile(
     r"(?i)connection|connect(or)?error|disconnected|broken pipe|reset by peer|urlerror|readerror|remoteprotocolerror|"
     r"\b50[0234]\b|internal ?server ?error|bad gateway|(service|temporarily) unavailable|gateway time-?out"
@@ -34,7 +38,7 @@ _LOST_SERVER = re.compile(
 
 
 class ProgramsJob(JobSide):
-    """No program starts before the addresses of all are known."""
+    """Starts the programs of a job once the addresses of all are known, and ends the job when one fails."""
 
     def __init__(self, context: JobContext, programs: Programs) -> None:
         self._context, self._programs = context, programs
@@ -48,12 +52,12 @@ class ProgramsJob(JobSide):
         self._finished: set[int] = set()  # nodes whose ranks have all succeeded
         self._mains_left: set[str] = set()  # those that have not ended
         self._first_done = ""  # the main that was done first
-        self._have_ranks_started = False
+        self._have_ranks_started = self._is_stopping = False
 
     def before_start(self, attempt: int) -> HoldPorts:
         self._attempt, self._addresses, self._first_done = attempt, None, ""
-        self._have_ranks_started = False
-        self._context.cancel_deadlines("mains")
+        self._have_ranks_started = self._is_stopping = False
+        self._context.cancel_deadlines("mains", "stop")
         self._held.clear()
         self._ready.clear()
         self._finished.clear()
@@ -81,6 +85,11 @@ class ProgramsJob(JobSide):
                 self._mains_left.discard(name)
                 self._on_main_done(name)
                 self._context.allow_end()
+            case MainEnded(attempt=self._attempt, name=name):
+                self._check_owner(node, [name])
+                self._mains_left.discard(name)
+                if self._is_stopping:
+                    self._context.allow_end()
 
     def _check_owner(self, node: int, names: Iterable[str]) -> None:
         """Raise ProtocolError if a program is not one of this node; node 0 is this process, and needs no check."""
@@ -105,6 +114,9 @@ class ProgramsJob(JobSide):
                 self._fail(EXIT_UNAVAILABLE, text)
             elif not self._context.config.may_have_ranks(node):
                 self._context.send_to_all(NoteMessage(f"{text}; the job continues"))
+        self._mains_left -= {each.spec.name for each in self._placement.on(node)}
+        if self._is_stopping:
+            self._context.allow_end()
 
     def _fail(self, code: int, reason: str, details: str = "") -> None:
         self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
@@ -125,6 +137,9 @@ class ProgramsJob(JobSide):
             self._context.set_deadline("mains", limit_s)
 
     def on_deadline(self, name: str) -> None:
+        if name == "stop":
+            self._mains_left.clear()
+            return self._context.allow_end()
         left = [] if self._are_ranks_done else [self._programs.target.name]
         if left := [*left, *sorted(self._mains_left)]:
             limit = format_elapsed(self._context.options[ProgramOptions].mains_timeout or 0)
@@ -142,6 +157,19 @@ class ProgramsJob(JobSide):
 
     def holds_end(self) -> bool:
         return bool(self._mains_left)
+
+    def holds_stop(self, signal: int) -> bool:
+        """Services live until the mains have ended: those of their own node, which waits for that, and all others."""
+        left = [each for each in self._placement.instances if each.spec.name in self._mains_left]
+        services = {each.node for each in self._placement.instances if each.spec.kind == "service"}
+        if not any(services - {each.node} for each in left):
+            return False
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._context.send_to_all(StopMains(self._attempt, signal))
+            longest_s = max(each.spec.grace_s for each in left)
+            self._context.set_deadline("stop", longest_s + KILL_TIMEOUT_S + STOP_MARGIN_S)
+        return True
 
     def may_explain(self, failure: RankFailure) -> bool:
         return self._has_services and bool(_LOST_SERVER.search((failure.message or "").partition("\n")[0]))

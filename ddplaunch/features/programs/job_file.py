@@ -167,20 +167,20 @@ class JobFile:
 
     def _read_values(self, name: str, values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         reader = SpecReader(lambda key: self._place(name, "" if key == "name" else key))
-        found: dict[str, Any] = {"name": reader.name(name)}
+        read_values: dict[str, Any] = {"name": reader.name(name)}
         for key in keys:
             if key not in values:
                 continue
             match key:
                 case "ready-timeout" | "grace":
-                    found[key.replace("-", "_") + "_s"] = reader.seconds(key, values[key])
+                    read_values[key.replace("-", "_") + "_s"] = reader.seconds(key, values[key])
                 case "cwd" | "with":
-                    found["beside" if key == "with" else key] = reader.text(key, values[key])
+                    read_values["beside" if key == "with" else key] = reader.text(key, values[key])
                 case "hold" | "each-node":
-                    found[key.replace("-", "_")] = reader.flag(key, values[key])
+                    read_values[key.replace("-", "_")] = reader.flag(key, values[key])
                 case _:
-                    found[key] = getattr(reader, key)(values[key])
-        return found
+                    read_values[key] = getattr(reader, key)(values[key])
+        return read_values
 
     def _read_command(self, name: str, values: Mapping[str, Any]) -> ProgramSpec:
         found = self._read_values(name, values, (*_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS))

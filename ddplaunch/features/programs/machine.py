@@ -6,8 +6,9 @@
   0, and a program that is not ready in time. The first failure of an attempt is reported, no other.
 - A program with ``restarts`` that fails starts again alone, after a while, as often as that: nothing else changes.
 - The end of a sidecar is only noted. Whatever comes after it starts then.
-- A stop: mains get their signal, then the services and sidecars get SIGTERM, each when all have ended that come after
-  it. Only the program itself gets it, not its children. A program that has not ended within its grace is killed.
+- A stop: mains get their signal, and none starts any more; then the services and sidecars get SIGTERM, each when all
+  have ended that come after it. Only the program itself gets it, not its children. A program that has not ended within
+  its grace is killed.
 - When all have ended, their guard sweeps what they have left. There are two guards: that of the sidecars, which live as
   long as the job, and that of all others, which start again with each attempt.
 - OVER: nothing is left, and nothing changes any more.
@@ -246,7 +247,12 @@ class ProgramsMachine:
             self._do(do.ShowNote(text))
         elif not self._is_stopped(program):
             self._fail(EXIT_OS, text, None)
+            self._report_main_ended(number)
         self._continue(now)
+
+    def _report_main_ended(self, number: int) -> None:
+        if self.programs[number].spec.kind == "main" and not self._finishing:
+            self._do(do.ReportMainEnded(number))
 
     def _on_exited(self, number: int, code: int, last_words: str, now: Now) -> None:
         program, name = self.programs[number], self.programs[number].spec.name
@@ -258,7 +264,7 @@ class ProgramsMachine:
         how, exit_code = describe_exit(code), EXIT_SIGNAL - code if code < 0 else code
         after = f", after {format_count(program.restarts, 'restart')}" if program.restarts else ""
         if was_asked or self._is_stopped(program):
-            pass
+            self._report_main_ended(number)
         elif self._may_restart(program, code):
             self._restart_later(number, how, now)
         elif program.spec.kind == "sidecar":
@@ -271,6 +277,7 @@ class ProgramsMachine:
             self._fail(exit_code or 1, f"{name} {how} {when}{after}", number)
         elif code:
             self._fail(exit_code, f"{name} {how}{after}", number)
+            self._report_main_ended(number)
         else:
             program.counts_as_ready = True
             self._do(do.ReportMainDone(number))
@@ -309,8 +316,13 @@ class ProgramsMachine:
         """Called when the ranks are being stopped: the mains get the same signal, the services go on."""
         self._main_signal = number
         for index, program in enumerate(self.programs):
-            if program.spec.kind == "main" and program.kill_at is None:
-                self._signal(index, number, now)
+            if program.spec.kind != "main" or program.kill_at is not None:
+                continue
+            if program.state in (ProgramState.WAITING, ProgramState.PAUSING):
+                self._deadlines.cancel(("restart", index))
+                program.state = ProgramState.ENDED
+                self._report_main_ended(index)
+            self._signal(index, number, now)
 
     def _on_job_finished(self, number: int, now: Now) -> None:
         if not self._finishing:
@@ -326,7 +338,7 @@ class ProgramsMachine:
         self._continue_stop(now)
 
     def _continue_stop(self, now: Now) -> None:
-        """Ask those to end whose turn it is; when all have ended, sweep what they have left."""
+        """Ask the programs whose turn it is to end; when all have ended, kill the processes that they have left."""
         alive = [each for each in self.programs if self._is_stopped(each) and each.state in ALIVE]
         has_mains = any(each.spec.kind == "main" for each in alive)
         for number, program in enumerate(self.programs):
@@ -406,7 +418,9 @@ class ProgramsMachine:
         for number, program in enumerate(self.programs):
             if program.life is life:
                 self._deadlines.cancel(("restart", number))
-                program.state = ProgramState.ENDED
+                if program.state is not ProgramState.ENDED:
+                    program.state = ProgramState.ENDED
+                    self._report_main_ended(number)
         what = f"{join_names(alive)} ended because their guard process was killed"
         if life is Life.JOB:
             self._do(do.ShowNote(f"{what}; the job continues"))
@@ -440,4 +454,5 @@ class ProgramsMachine:
                 self._continue(now)
             case "stuck":
                 program.state = ProgramState.ENDED
+                self._report_main_ended(which)
                 self._continue(now)

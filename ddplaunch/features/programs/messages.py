@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.base.types import Count, ExitCode, Name, RunId, TailLines, TextLine
+from ddplaunch.base.types import Count, ExitCode, Name, RunId, Signal, TailLines, TextLine
 from ddplaunch.core.messages import AttemptMessage, CheckRequest, FeatureMessage, FromNode, FromNodeZero
 
 
@@ -53,6 +53,19 @@ class ProgramFailed(FeatureMessage, FromNode, frozen=True):
     code: ExitCode
     reason: TextLine
     tail: TailLines = ()
+
+
+class StopMains(AttemptMessage, FromNodeZero, frozen=True):
+    """The ranks were stopped with this signal: stop your mains too, but not yet the services."""
+
+    signal: Signal
+
+
+class MainEnded(FeatureMessage, FromNode, frozen=True):
+    """A main of this node has failed, was stopped, or is not started any more."""
+
+    attempt: Count
+    name: Name
 
 
 class MainDone(FeatureMessage, FromNode, frozen=True):

@@ -20,13 +20,15 @@ from ddplaunch.core.agent import rank_files
 from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.process_tree import signals_to_block
 from ddplaunch.core.agent.run_temp_dir import RunTempDir
-from ddplaunch.core.agent.zygote_client import ZygoteClient
+from ddplaunch.core.agent.zygote_client import ZygoteClient, make_zygote_config
+from ddplaunch.core.agent.zygote_process import ZygoteStart
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import (
     Event,
     JobPreempted,
     ProgramExited,
     ProgramReady,
+    ProgramsStarting,
     ProgramStarted,
     SignalReceived,
 )
@@ -42,11 +44,13 @@ from ddplaunch.features.programs.machine import ProgramsMachine, ProgramState
 from ddplaunch.features.programs.messages import (
     HoldPorts,
     MainDone,
+    MainEnded,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
     ReadyPrograms,
     StartPrograms,
+    StopMains,
 )
 from ddplaunch.features.programs.program_commands import Life
 from ddplaunch.features.programs.program_jobs import PROGRAM_VARIABLE, ProgramJobs
@@ -67,7 +71,7 @@ REPORTED_LINES = 10  # the last ones of a program that has failed
 
 
 class Guard:
-    """A zygote for programs of one life; it passes its events on with that."""
+    """A zygote for programs with one ``Life``, which it adds to the events that it passes on."""
 
     def __init__(self, runner: ProgramRunner, life: Life, zygote: ZygoteClient) -> None:
         self._runner, self._life, self.zygote = runner, life, zygote
@@ -129,12 +133,13 @@ class ProgramRunner(NodeSide):
                 self._attempt, self._jobs.run_id = attempt, message.run_id
                 self._addresses.learn(addresses)
                 self._screen.show_footer("")  # that nodes are missing
+                self._emit(ProgramsStarting(attempt, self._jobs.has_ranks))
                 self._show_plan()
                 self._begin(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
                 self._report_elsewhere(names)
                 self._post(ev.ReadyElsewhere(names))
-            case StopAttempt(signal=number):
+            case StopAttempt(signal=number) | StopMains(attempt=self._attempt, signal=number):
                 self._post(ev.RanksStopped(number))
             case PreemptRanks():
                 self._notify_mains()
@@ -260,11 +265,11 @@ class ProgramRunner(NodeSide):
         pattern = self._url_patterns.get(name)
         if pattern is None or name in self._announced or self._finishing:
             return
-        if (found := pattern.line.search(self._streams.tail(name, TAIL_BYTES))) is None:
+        if (match := pattern.line.search(self._streams.tail(name, TAIL_BYTES))) is None:
             return
         self._announced.add(name)
         self._streams.set_shown(name, True)
-        url = found["url"].decode()
+        url = match["url"].decode()
         self._show_note(f"{pattern.title} at {url}")
         if hint := format_tunnel_hint(url, self._tree.environ, host_name()):
             self._show_note(hint)
@@ -289,6 +294,8 @@ class ProgramRunner(NodeSide):
                 self._send(CheckPassed(attempt))
             case do.ReportMainDone(number=number):
                 self._send(MainDone(self._attempt, self._specs[number].name))
+            case do.ReportMainEnded(number=number):
+                self._send(MainEnded(self._attempt, self._specs[number].name))
             case do.ReportReady(number=number) if self._programs:
                 self._report_ready(number)
             case do.ReportFailure():
@@ -308,9 +315,9 @@ class ProgramRunner(NodeSide):
                 self._tree.kill_remaining()  # no ranks are left
 
     def _start_guard(self, life: Life) -> None:
-        shielded = signals_to_block(self._preempt_signal)
+        config = make_zygote_config(shielded=signals_to_block(self._preempt_signal))
         try:
-            zygote = ZygoteClient(self._loop, listener=None, environment=self._jobs.environment(), shielded=shielded)
+            zygote = ZygoteClient(self._loop, ZygoteStart(config, self._jobs.environment()), listener=None)
         except process_limits.ResourceLimitError as error:
             for number, program in enumerate(self._machine.programs):
                 if program.life is life:

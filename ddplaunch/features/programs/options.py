@@ -24,7 +24,8 @@ class ProgramOptions(OptionGroup, frozen=True):
         "Run a program on node 0 while the job runs; may be repeated.", check_commands)] = ()
 
     program: Annotated[tuple[str, ...], Option("--program JSON",
-        "Another program of the job, as `:` between programs writes it; may be repeated.")] = ()
+        "Another program of the job, as `:` between programs writes it; may be repeated.",
+        has_variable=False)] = ()
 
     services: Annotated[str | None, Option("--services RUN",
         "Give this job the addresses of the programs of a run of this machine.")] = None

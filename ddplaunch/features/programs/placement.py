@@ -68,6 +68,29 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
     return Placement(tuple(instances), expand(programs.gate), with_ranks)
 
 
+class NodeGroup(NamedTuple):
+    """The nodes of one program: those with ranks, or those that a program has for itself."""
+
+    program: str
+    nodes: int
+    gpus: int  # on each
+
+
+def group_nodes(programs: Programs, nnodes: int, gpus_per_node: int) -> list[NodeGroup]:
+    """Return the groups of nodes, in the order of their node ranks; ``gpus_per_node``: of nodes with ranks.
+
+    A node without ranks has as many GPUs as its programs ask for. Raises UsageError as ``place_programs``.
+    """
+    placement = place_programs(programs, nnodes)
+    own = [(each.name, each.nodes) for each in programs.beside if each.nodes]
+    groups = [NodeGroup(programs.target.name, placement.nodes_with_ranks, gpus_per_node)]
+    for name, nodes in own:
+        asked = [each.spec.gpus or 0 for each in placement.on(sum(group.nodes for group in groups))]
+        counts = [each for each in asked if isinstance(each, int)]
+        groups.append(NodeGroup(name, nodes, sum(counts) if len(counts) == len(asked) else gpus_per_node))
+    return groups
+
+
 def _count_nodes_with_ranks(programs: Programs, nnodes: int) -> int:
     target, own = programs.target, {each.name: each.nodes for each in programs.beside if each.nodes}
     with_ranks = target.nodes or max(1, nnodes - sum(own.values()))

@@ -42,13 +42,13 @@ class SendSignal(ProgramCommand, frozen=True):
 
 
 class KillLeftovers(ProgramCommand, frozen=True):
-    """Kill what a program that has ended has left behind, as it starts again."""
+    """Kill the leftover processes of an ended program before it starts again."""
 
     number: int
 
 
 class OpenGate(ProgramCommand, frozen=True):
-    """All is ready that the ranks wait for."""
+    """Let the ranks start: all programs that they wait for are ready."""
 
     attempt: int
 
@@ -71,8 +71,14 @@ class ReportMainDone(ProgramCommand, frozen=True):
     number: int
 
 
+class ReportMainEnded(ProgramCommand, frozen=True):
+    """A main has ended with another code, or is not started any more."""
+
+    number: int
+
+
 class SweepGuard(ProgramCommand, frozen=True):
-    """Have the guard end all that its programs have left: SIGTERM, and SIGKILL after ``grace_s`` seconds."""
+    """Have the guard end all processes that its programs have left: SIGTERM, and SIGKILL after ``grace_s`` seconds."""
 
     life: Life
     grace_s: float

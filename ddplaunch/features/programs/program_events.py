@@ -38,7 +38,7 @@ class ProgramStartFailed(ProgramEvent, frozen=True):
 
 
 class ConditionMet(ProgramEvent, frozen=True):
-    """The condition holds by which the program is ready."""
+    """The program meets the condition under which it is ready."""
 
     number: int
 

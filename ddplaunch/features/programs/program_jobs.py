@@ -11,7 +11,7 @@ from ddplaunch.base.options import Options
 from ddplaunch.core.events import ProgramPlanned
 from ddplaunch.core.feature import FeatureContext
 from ddplaunch.core.option_values import MAX_NAME
-from ddplaunch.core.options import Ranks
+from ddplaunch.core.options import RanksPerNode
 from ddplaunch.core.rank.zygote_messages import ProgramJob, RankJob
 from ddplaunch.features.programs.addresses import WORLD_CONTROL_PORT, WORLD_PORT, ProgramAddresses
 from ddplaunch.features.programs.gpus import divide_gpus, format_gpus, gpu_variables
@@ -39,14 +39,14 @@ class ProgramJobs:
         self._node, self.addresses = plan.node_rank, None
         self._instances: list[Instance] = []
         self.gate = Gate((), os.path.basename(plan.target.text))
-        self._has_ranks, self.run_id = True, plan.run_id
+        self.has_ranks, self.run_id = True, plan.run_id
         self._placement: Placement | None = None
         self.elsewhere: dict[str, ProgramSpec] = {}  # on other nodes
         self.has_own_terminal = not context.config.screen.quiet_s  # not one with the other nodes
         if programs:
             placement = self._placement = place_programs(programs, context.job_config.max_nodes)
             self._instances = placement.on(self._node)
-            self._has_ranks = self._node < placement.nodes_with_ranks
+            self.has_ranks = self._node < placement.nodes_with_ranks
             self.elsewhere = {each.spec.name: each.spec for each in placement.instances if each.node != self._node}
             # Where nodes are started together, node 0 names all that the job waits for, for the others too.
             names_all = self._node == 0 or self.has_own_terminal
@@ -60,9 +60,9 @@ class ProgramJobs:
         """Find the GPUs of each program, without which the ranks were planned (``Feature.adjust_spec``); once."""
         if self._programs is None or self.addresses is None or self._gpu_variables:
             return
-        hardware, target = read_hardware(), self._programs.target if self._has_ranks else None
+        hardware, target = read_hardware(), self._programs.target if self.has_ranks else None
         specs = [each.spec for each in self._instances]
-        division = divide_gpus(specs, target, options[Ranks].gpus, hardware, self._environ)
+        division = divide_gpus(specs, target, options[RanksPerNode].gpus, hardware, self._environ)
         for spec in specs:
             indices = division.by_program.get(spec.name, ())
             self._gpu_variables[spec.name] = gpu_variables(hardware, indices, self._environ)

@@ -16,7 +16,7 @@ from ddplaunch.base.types import parse
 from ddplaunch.cli import client
 from ddplaunch.cli.argv_splitter import end_of_options, option_name
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.locate import find_running
+from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.features.programs.addresses import (
     ADDRESSES_VARIABLE,
     Placeholder,
@@ -41,17 +41,17 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     is_joined = "=" in words[at]
     run = words[at].partition("=")[2] if is_joined else words[at + 1]
     options = [*words[:at], *words[at + 2 - is_joined : end]]
-    found = _read_addresses(run)
-    names = [*dict.fromkeys(each.program for each in found)]
+    addresses = _read_addresses(run)
+    names = [*dict.fromkeys(each.program for each in addresses)]
 
     def fill(text: str) -> str:
-        return fill_placeholders(text, "", names, lambda each: _find_addresses(each, found, run))
+        return fill_placeholders(text, "", names, lambda each: _find_addresses(each, addresses, run))
 
     programs = [fill(word) for word in options if word.startswith(PROGRAM_OPTION)]
     specs = [parse(word.removeprefix(PROGRAM_OPTION), ProgramSpec) for word in programs]
     if not any(spec.is_target for spec in specs):
         specs.append(ProgramSpec(default_target_name(words[end:]), (), "main", is_target=True))
-    variables = _list_variables(found)
+    variables = _list_variables(addresses)
     written = [encode_program(replace(spec, env={**variables, **spec.env})) for spec in specs]
     return [*written, *(word for word in options if word not in programs), *map(fill, words[end:])]
 
@@ -65,28 +65,30 @@ def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
             is_noted = True
         time.sleep(POLL_INTERVAL_S)
     if not reply.addresses:
-        raise UsageError(f"{OPTION} {run}: that job has no other programs", "name a job with a service")
+        raise UsageError(f"{OPTION} {run}: that run has no other programs", "name a run with a service")
     return reply.addresses
 
 
-def _find_addresses(each: Placeholder, found: Sequence[ServiceAddress], run: str) -> list[tuple[str, int]]:
+def _find_addresses(placeholder: Placeholder, addresses: Sequence[ServiceAddress], run: str) -> list[tuple[str, int]]:
     """Return host and port of the processes that a placeholder means."""
-    of_port = [other for other in found if (other.program, other.port) == (each.program, each.port)]
-    if each.what != "host" and not any(other.number for other in of_port):
-        ports = {other.port for other in found if other.program == each.program and other.number}
-        listed = join_names(f"{{{each.program}.port{'.' * bool(port)}{port}}}" for port in sorted(ports))
-        raise UsageError(f"{each.text}: {each.program} of {run} has no such port", f"it has {listed or 'none'}")
+    of_port = [other for other in addresses if (other.program, other.port) == (placeholder.program, placeholder.port)]
+    if placeholder.what != "host" and not any(other.number for other in of_port):
+        ports = {other.port for other in addresses if other.program == placeholder.program and other.number}
+        listed = join_names(f"{{{placeholder.program}.port{'.' * bool(port)}{port}}}" for port in sorted(ports))
+        raise UsageError(
+            f"{placeholder.text}: {placeholder.program} of {run} has no such port", f"it has {listed or 'none'}"
+        )
     return [(other.host, other.number) for other in of_port]
 
 
-def _list_variables(found: Sequence[ServiceAddress]) -> dict[str, str]:
+def _list_variables(addresses: Sequence[ServiceAddress]) -> dict[str, str]:
     variables: dict[str, str] = {}
-    for each in found:
-        if not each.number:
+    for address in addresses:
+        if not address.number:
             continue
-        of_port = [other for other in found if (other.program, other.port) == (each.program, each.port)]
+        of_port = [other for other in addresses if (other.program, other.port) == (address.program, address.port)]
         listed = [join_host_port(other.host, other.number) for other in of_port]
-        variables[variable_name(each.program, each.port)] = listed[0]
+        variables[variable_name(address.program, address.port)] = listed[0]
         if len(listed) > 1:
-            variables[variable_name(each.program, each.port, ADDRESSES_VARIABLE)] = ",".join(listed)
+            variables[variable_name(address.program, address.port, ADDRESSES_VARIABLE)] = ",".join(listed)
     return variables

@@ -60,14 +60,14 @@ def read_sidecars(options: ProgramOptions, grace_s: float, *, is_remote: bool = 
 
     Raises UsageError if a program or TensorBoard is not installed, or the folder is a file.
     """
-    found: list[ProgramSpec] = []
+    sidecars: list[ProgramSpec] = []
     if (folder := options.tensorboard) is not None:
         check_tensorboard(folder, remote=is_remote)
-        found.append(_tensorboard_sidecar(folder))
+        sidecars.append(_tensorboard_sidecar(folder))
     for text in options.sidecar:
         words, _ = find_program(text, "--sidecar", is_remote=is_remote)
-        found.append(ProgramSpec(_unique_name(words[0], found), words, "sidecar"))
-    return tuple(replace(each, grace_s=min(MAX_GRACE_S, grace_s)) for each in found)
+        sidecars.append(ProgramSpec(_unique_name(words[0], sidecars), words, "sidecar"))
+    return tuple(replace(each, grace_s=min(MAX_GRACE_S, grace_s)) for each in sidecars)
 
 
 def read_url_patterns(options: ProgramOptions) -> dict[str, UrlPattern]:

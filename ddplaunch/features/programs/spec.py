@@ -35,7 +35,7 @@ _READY = re.compile(r"(tcp)(?::(\d+))?|(http):(\d+)?(/\S*)|(line):(.+)|(file):(.
 
 
 class Condition(NamedTuple):
-    """By which a program is ready: what is looked at, and the fixed port, if one is named."""
+    """The condition under which a program is ready: what is checked, and the fixed port, if one is named."""
 
     kind: str  # "tcp", "http", "line", "file"; "": ready once it has started
     what: str  # the path, or the text
@@ -72,7 +72,7 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     @property
     def condition(self) -> Condition:
-        """By which it is ready."""
+        """The condition under which the program counts as ready."""
         found = _READY.fullmatch(self.ready)
         if found is None:
             return Condition("", "", None)
@@ -238,7 +238,7 @@ def check_programs(programs: Programs, place: Callable[[str, str], str]) -> None
     for spec in specs:
         for other in spec.after or ():
             if other not in names or other == spec.name:
-                what = f"{place(spec.name, 'after')}: no program is called {other}"
+                what = f'{place(spec.name, "after")}: no program named "{other}"'
                 near = closest_match(other, set(names) - {spec.name})
                 what = f"{place(spec.name, 'after')}: {other} is the program itself" if other == spec.name else what
                 raise UsageError(what, f"did you mean {near}?" if near else f"programs: {join_names(names)}")
@@ -257,7 +257,7 @@ def _check_places(spec: ProgramSpec, programs: Programs, place: Callable[[str, s
     if spec.beside and other is None:
         names = [each.name for each in (*programs.beside, programs.target) if each is not spec]
         near = closest_match(spec.beside, names)
-        what = f"{place(spec.name, 'with')}: no program is called {spec.beside}"
+        what = f'{place(spec.name, "with")}: no program named "{spec.beside}"'
         raise UsageError(what, f"did you mean {near}?" if near else f"programs: {join_names(names)}")
     if other and other.beside:
         raise UsageError(f"{place(spec.name, 'with')}: {other.name} is itself with {other.beside}", "name that one")

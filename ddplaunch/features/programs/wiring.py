@@ -17,7 +17,7 @@ from ddplaunch.base.text import format_count, join_names
 from ddplaunch.base.types import JsonObject
 from ddplaunch.core.feature import FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Connections, DryRun, Elastic, Nodes, Stopping
+from ddplaunch.core.options import Connections, DryRun, Elastic, Nodes, RanksPerNode, Stopping
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.gpus import divide_gpus
 from ddplaunch.features.programs.job import ProgramsJob
@@ -66,6 +66,7 @@ def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote
     if node >= placement.nodes_with_ranks:
         return replace(spec, nproc="1", gpus="none", backend=None, bind=None, oversubscribe=False)
     here = [each.spec for each in placement.on(node)]
+    _check_free_gpus(options, here)
     hardware = read_hardware()
     division = divide_gpus(here, programs.target, spec.gpus, hardware, os.environ)
     shares = {each.name: division.by_program.get(each.name, ()) for each in here}
@@ -77,6 +78,14 @@ def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote
         shares |= {each.name: shares_there.get(each.name, ()) for each in specs}
     listed = (_program_to_json(each, shares.get(each.spec.name)) for each in placement.instances)
     return replace(spec, programs=tuple(listed), gpus=spec.gpus if division.rest is None else division.rest)
+
+
+def _check_free_gpus(options: Options, here: Iterable[ProgramSpec]) -> None:
+    """Raise UsageError if the ranks get free GPUs, which are chosen for them alone, and other programs some too."""
+    gpus = options[RanksPerNode].gpus or ""
+    if gpus.startswith("free") and (others := [each.name for each in here if each.gpus not in ("", 0)]):
+        what = f"--gpus {gpus} chooses GPUs for the ranks alone, and {join_names(others)} wants some too"
+        raise UsageError(what, "name the GPUs: `ddplaunch devices` shows which are in use")
 
 
 def _leave_out_nodes(spec: PlanSpec, placement: Placement, *, is_dry_run: bool) -> PlanSpec:

@@ -119,6 +119,8 @@ def _read_command(part: Sequence[str], known: Mapping[str, bool]) -> ProgramSpec
     for word in rest:
         name, equals, value = word.partition("=")
         if not COMMAND_OPTIONS[name]:
+            if equals:
+                raise UsageError(f"{name} takes no value", f"{name} alone")
             values |= {"--no-hold": {"hold": False}, "--each-node": {"each_node": True}}.get(name, {})
             continue
         value = value if equals else next(rest)
@@ -131,7 +133,9 @@ def _read_command(part: Sequence[str], known: Mapping[str, bool]) -> ProgramSpec
             case "--gpus":
                 values["gpus"] = reader.text("gpus", value)
             case "--gpus-per-node":
-                values["gpus"] = int(value) if value.isdecimal() else reader.gpus(None)
+                if not value.isdecimal():
+                    raise UsageError(f"{name} {value}: expected a number of GPUs", f"{name} 4")
+                values["gpus"] = int(value)
             case "--ready-timeout" | "--grace":
                 values[name[2:].replace("-", "_") + "_s"] = reader.seconds(name[2:], value)
             case "--cwd" | "--with":
@@ -165,13 +169,13 @@ def _unknown_option(name: str, known: Mapping[str, bool]) -> UsageError:
 def _read_target(part: Sequence[str], known: Mapping[str, bool]) -> tuple[ProgramSpec, list[str]]:
     """Return what the part names of the ranks' program, and its other words."""
     grammar = {**known, **TARGET_OPTIONS}
-    end = _end_of_options(part, grammar)
+    end = end_of_options(part, grammar)
     reader, left = SpecReader(lambda key: f"--{key}"), list[str]()
     spec = ProgramSpec(default_target_name(part[end:]), (), "main", is_target=True)
     rest = iter(part[:end])
     for word in rest:
         name, equals, value = word.partition("=")
-        words = [word] if equals or not grammar.get(name) else [word, next(rest, "")]
+        words = [word] if equals or not grammar.get(name) else [word, next(rest)]
         if name not in TARGET_OPTIONS:
             left += words
             continue

@@ -22,13 +22,19 @@ class Keywords(TypedDict, total=False):
     oversubscribe: bool
     virtual_local_rank: bool
     bind: str | None
+    wait: Text | None
+    jobs: Text | None
     nnodes: Text
     node_rank: Text | None
     master_addr: Text | None
     master_port: Text | None
+    domain: Text | None
+    node_order: str
+    segment: Text | None
     interface: Text | None
     cluster: Text | None
     run_id: Text | None
+    name: Text | None
     token: Text | None
     hosts: Text | None
     hostfile: Text | None
@@ -57,7 +63,7 @@ class Keywords(TypedDict, total=False):
     role: Text
     grace: Text
     max_restarts: Text
-    restart_on: str
+    restart_on: Text
     restart_backoff: Text
     min_uptime: Text
     checkpoint: Text | None
@@ -79,6 +85,7 @@ class Keywords(TypedDict, total=False):
     post_mortem: bool
     debugpy: Text | None
     oom_report: bool
+    torch_debug: bool
     show: Text
     prefix: Text
     merge: bool | None

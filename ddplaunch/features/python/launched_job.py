@@ -304,15 +304,15 @@ class LaunchedJob:
 
         Raises LaunchError if a rank ended without returning.
         """
-        begin, found = f"{call}.", dict[int, Any]()
+        begin, values = f"{call}.", dict[int, Any]()
         for name in os.listdir(self.folder):
             if name.startswith(begin) and name[len(begin) :].isdigit():
-                size, found[int(name[len(begin) :])] = pickle_files.load(self.path(name))
-        missing = [rank for rank in range(size if found else 1) if rank not in found]
-        if missing and (self._has_all_ranks or not found):
+                size, values[int(name[len(begin) :])] = pickle_files.load(self.path(name))
+        missing = [rank for rank in range(size if values else 1) if rank not in values]
+        if missing and (self._has_all_ranks or not values):
             raise LaunchError(f"rank {missing[0]} ended before the function returned")
         self.discard(call)
-        return [found[rank] for rank in sorted(found)]
+        return [values[rank] for rank in sorted(values)]
 
     def discard(self, call: int) -> None:
         """Remove the files of a call: a session may make many calls. Mapped files stay valid."""
@@ -413,13 +413,13 @@ def _needs_dynamo(function: Callable[..., object]) -> bool:
         return False
 
 
-_IGNORED_NOTE_STARTS = ("stopping ", "inspecting ", "kept in ")
+_IGNORED_NOTE_STARTS = ("stopping ", "inspecting ", "kept in ", "log folder: ")
 """The start of notes that do not explain how the job ended."""
 
 
 def _parse_result(code: int, messages: list[LauncherMessage]) -> LauncherResult:
     """Find the failure report, error and last relevant note in the launcher's messages (--log-json)."""
-    failure = next((each.verdict for each in messages if each.kind == "failure"), None)
+    failure = next((each.failure for each in messages if each.kind == "failure"), None)
     error_type = UsageError if code == UsageError.exit_code else LaunchError
     error = next((error_type(_error_text(each), each.hint) for each in messages if each.kind == "error"), None)
     notes = [each.text for each in messages if each.kind in ("note", "stacks")]

@@ -30,7 +30,7 @@ class LauncherMessage(Struct, frozen=True):
     text: str
     hint: str | None = None  # of an error
     problems: tuple[Mapping[str, str], ...] = ()  # of hosts that cannot run the job: "host" and "text"
-    verdict: FailureReport | None = None  # of a failure
+    failure: FailureReport | None = None
 
 
 class OutputPrinter:

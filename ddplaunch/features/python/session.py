@@ -196,12 +196,12 @@ class _SessionRanks:
         if waiting:
             raise self._job.make_raised_error(number, raised, len(waiting))
         self._job.flush()
-        found = self._job.make_raised_error(number, raised, 0) if raised else self._job.results(number)
+        outcome = self._job.make_raised_error(number, raised, 0) if raised else self._job.results(number)
         self.ready = True
-        if isinstance(found, RankFailed):
+        if isinstance(outcome, RankFailed):
             self._job.discard(number)
-            raise found
-        return found
+            raise outcome
+        return outcome
 
     def print(self, text: str) -> None:
         """Print a message of ddplaunch to where the ranks' stderr goes."""

@@ -1,6 +1,7 @@
-"""Runs and batch jobs: ``ps``, ``logs``, ``stop``, ``wait``, ``attach``, ``report``, ``clean``, and the history.
+"""``ps``, ``logs``, ``stop``, ``wait``, ``attach``, ``report``, ``rerun`` and ``clean``, and what writes the history.
 
-``history_recorder`` writes the events of a run, ``run_record`` builds its record from them; each command has a file.
-``run_lookup`` and ``job_resolver`` find what a command names; ``time_breakdown`` has the categories of time, and
-``goodput`` the words for them.
+Each command has a file. ``history_recorder`` writes the events of a run, from which ``observe/history`` builds its
+record; ``goodput`` has the words for its time. ``provenance`` is what a run was: commit, changes, versions;
+``provenance_probe`` is the process that writes it, while the ranks run. ``run_comparison`` compares runs,
+``comparison_report`` prints that. ``rerun`` runs a command again.
 """

@@ -7,18 +7,20 @@ import re
 import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli.job_argument import RunName
-from ddplaunch.features.runs.job_resolver import (
+from ddplaunch.cli.lookup.batch_jobs import (
     find_slurm,
     find_unsubmitted_job,
     job_state,
     query_state,
     resolve_job_id,
 )
+from ddplaunch.cli.lookup.job_command import RunName
+from ddplaunch.cli.lookup.remote_jobs import RemoteJob, list_remote_jobs
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job
 from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
 INITIAL_LINES = 1000  # of the log of each pod of Kubernetes, likewise
@@ -34,6 +36,8 @@ def attach(job: str | None) -> int:
     output. Ctrl-C asks whether to cancel the job or detach; without a terminal it detaches.
     """
     known = submitted_jobs.find_job(job) if job is not None else next(iter(submitted_jobs.list_jobs()), None)
+    if elsewhere := _find_elsewhere(job, known):
+        return elsewhere.start_command(["attach", elsewhere.word_there(job or elsewhere.run_id)])()
     if known is None:
         if job is None:
             raise UsageError("no submitted job is on record", "ddplaunch attach NUMBER takes any job of Slurm")
@@ -49,10 +53,18 @@ def attach(job: str | None) -> int:
     return follow_job(follower, seen.log_path or known.log or f"ddplaunch logs {known.number}", known)
 
 
+def _find_elsewhere(word: str | None, known: SubmittedJob | None) -> RemoteJob | None:
+    """Return the job that is meant, if it was submitted on a login node; ``known``: the one that was submitted here."""
+    jobs = [each for each in list_remote_jobs() if each.is_submitted]
+    if word is None:
+        return next((each for each in jobs[:1] if known is None or known.moment < each.began), None)
+    return None if known else next((each for each in jobs if each.is_called(word)), None)
+
+
 def _attach_to_slurm_job(word: str) -> int:
     """Follow a job of Slurm that was not submitted by ddplaunch."""
     if not re.fullmatch(r"\d+(_\d+)?", word):
-        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps lists your jobs")
+        raise UsageError(f'no submitted job named "{sanitize_line(word, 60)}"', "ddplaunch ps lists your jobs")
     if (slurm := find_slurm()) is None:
         what = f"job {word} was not submitted here, and scontrol is not on PATH"
         hint = "run this on a login node of Slurm; ddplaunch ps lists the jobs that were submitted here"

@@ -10,11 +10,11 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_size
-from ddplaunch.cli import locate
-from ddplaunch.cli.job_argument import RunName
-from ddplaunch.cli.locate import describe_elsewhere
+from ddplaunch.cli.lookup.job_command import RunName
+from ddplaunch.cli.lookup.remote_jobs import list_remote_jobs, remove_leftovers
+from ddplaunch.cli.lookup.run_index import describe_elsewhere, find_run, index_runs
 from ddplaunch.core.option_values import parse_seconds
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.observe.history import history_store
 from ddplaunch.system.history_dir import history_dir
 
 
@@ -38,11 +38,11 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     running = [name for name in names if history_store.may_be_running(name)] if run is None else []
     names = [name for name in names if name not in running]
     if dry_run:
-        for name in names:
-            click.echo(f"{name}  {format_size(history_store.run_size(name))}")
-        for line in locate.remove_leftovers(oldest, dry_run=True) if run is None else ():
+        lines = [f"{name}  {format_size(history_store.run_size(name))}" for name in names]
+        lines += remove_leftovers(oldest, dry_run=True) if run is None else ()
+        for line in lines:
             click.echo(line)
-        return
+        return None if lines else click.echo("nothing to delete", err=True)
     if run is None and older_than is None and not yes and names:
         _ask(names)
     removed, freed = 0, 0
@@ -53,10 +53,10 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     if run is not None and not removed:
         raise LaunchError(f"{run} cannot be removed: {history_store.run_dir(names[0])}")
     if run is None and older_than is None:
-        for job in locate.list_remote_jobs():
+        for job in list_remote_jobs():
             if not job.is_running:
                 job.remove_record()
-    for line in locate.remove_leftovers(oldest, dry_run=False) if run is None else ():
+    for line in remove_leftovers(oldest, dry_run=False) if run is None else ():
         click.echo(line, err=True)
     notes = [f"; {len(running)} still running"] if running else []
     if removed < len(names):
@@ -68,8 +68,8 @@ def _resolve_ended_run(run: str) -> str:
     """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
     is_unreadable = run in history_store.list_runs() and not history_store.read_run_record(run)
     if not is_unreadable:  # such a record is found by its exact name only
-        run = run_lookup.find_run(run).run
-    is_running = locate.index_runs().jobs.get(run) is not None
+        run = find_run(run).run
+    is_running = run in index_runs().running
     if not is_running and history_store.may_be_running(run):
         if hosts := history_store.hosts_elsewhere(history_store.read_node_records(run)):
             raise UsageError(*describe_elsewhere(run, hosts))
@@ -91,6 +91,6 @@ def _ask(names: list[str]) -> None:
     """Ask for confirmation to remove all; exit if the user refuses."""
     what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(history_store.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):
-        raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")
+        raise UsageError(f"this would delete {what}", "confirm with --yes; or --older-than 7d, or name one run")
     if not click.confirm(f"Remove {what}?", err=True):
         raise SystemExit(1)

@@ -8,23 +8,31 @@ from ddplaunch.features.runs.options import History
 
 class Runs(Feature):
     options = (History,)
-    locators = ("run_lookup",)
     requests = ("output_request", "time_tracker")
     commands = (
         Command(
-            "stop", "Stop a running job.", module="stop", heading="Run", also=("kill", "cancel", "end", "terminate")
+            "stop", "Stop a run in progress.", module="stop", heading="Run", also=("kill", "cancel", "end", "terminate")
         ),
-        Command("wait", "Wait for a job to end and return its exit code.", module="stop", heading="Run"),
+        Command("wait", "Wait for a run to end and return its exit code.", module="stop", heading="Run"),
         Command(
             "ps",
-            "List your jobs: running here, submitted and recently ended.",
+            "List your runs: in progress here, submitted and recently ended.",
             module="ps",
             heading="Watch",
             place=1,
             also=("status", "list", "ls", "jobs", "queue"),
         ),
         Command("logs", "Show the output of a run.", module="logs", heading="Watch", also=("log", "tail", "output")),
-        Command("report", "Summarize a run: result, failure, goodput, memory.", module="report", heading="Watch"),
+        Command(
+            "report", "Summarize a run, or compare several: result, goodput, memory.", module="report", heading="Watch"
+        ),
+        Command(
+            "rerun",
+            "Run the command of an earlier run again.",
+            module="rerun",
+            heading="Run",
+            also=("repeat", "again", "retry", "restart", "resubmit"),
+        ),
         Command("attach", "Follow the log of a submitted job.", module="attach", heading="Clusters"),
         Command(
             "clean",
@@ -37,7 +45,8 @@ class Runs(Feature):
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
-        from ddplaunch.features.runs import history_recorder, sample_file, time_tracker
+        from ddplaunch.features.runs import history_recorder, provenance_process, time_tracker
+        from ddplaunch.observe.history import sample_file
         from ddplaunch.observe.samples.node import SampleCollector
 
         if context.options[History].no_history:
@@ -50,6 +59,7 @@ class Runs(Feature):
             context.screen.show_note,
             streams.times,
             lambda: context.job.control_socket_path,
+            provenance_process.ProvenanceProcess(context.tree.environ, context.loop),
         )
         if samples := context.find(SampleCollector):
             samples.subscribe(context.loop.guard(sample_file.SampleFile(lambda: history.folder).on_sample))

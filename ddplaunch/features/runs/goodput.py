@@ -1,13 +1,14 @@
-"""Goodput of a run in words: the effective part of its time breakdown, and where the rest went."""
+"""Goodput of runs in words: the effective part of their time breakdown, and where the rest went; their sum."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from ddplaunch.base.text import format_count, format_duration
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown, TimeCategory
+from ddplaunch.observe.history.run_record import RunRecord
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown, TimeCategory
 
 MIN_SHOWN_FRACTION = 0.01  # of the wall time: smaller categories are not shown
 
@@ -52,3 +53,17 @@ def format_percent(share: float | None) -> str:
 
 def sum_breakdowns(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
     return TimeBreakdown(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+
+def total_time(runs: Sequence[RunRecord], submitted: float | None = None) -> TimeBreakdown:
+    """Sum up the time of all runs of one batch job, in order.
+
+    The time between two runs, and from ``submitted`` to the first, counts as queued.
+    """
+    spent, over = sum_breakdowns(each.spent for each in runs), submitted
+    queued = 0.0
+    for each in runs:
+        if over is not None:
+            queued += max(0.0, each.began - over)
+        over = max(over or 0.0, each.began + each.spent.wall_s)
+    return replace(spent, queued=spent.queued + queued)

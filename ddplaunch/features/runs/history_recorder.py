@@ -8,29 +8,31 @@ that only this user may enter, as arguments and output can hold secrets. Disk er
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
+from ddplaunch.base.redaction import recorded_argv, redact_words
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.types import as_dict
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
-from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.provenance import SUFFIX
+from ddplaunch.features.runs.provenance_process import ProvenanceProcess
 from ddplaunch.features.runs.time_tracker import TimeTracker
+from ddplaunch.observe.history import history_store
 from ddplaunch.system.code_version import read_code_version
 from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import start_ticks
 
 SIZE_CHECK_EVERY = 5  # runs with output, about, between two checks of the history's size
+SIZE_CHECK_SHARE = 20  # of many runs, between two checks: one looks at all of them
 MAX_EVENTS = 20_000  # of an attempt
 MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
 MAX_INSPECTION = 8 << 20  # bytes; that of 1,000 ranks with their stacks has less
@@ -52,17 +54,18 @@ class HistoryRecorder(TimeTracker):
         notify: Callable[[str], None],
         times: Callable[[int, int], bytes] = lambda rank, count: b"",
         control_socket: Callable[[], str | None] = lambda: None,
+        provenance: ProvenanceProcess | None = None,
     ) -> None:
         """``output_tail`` returns the last output of a rank in its attempt, ``log_dir`` the folder of --log-dir.
 
         ``times(rank, count)`` returns the content of the file with the times of the last ``count`` bytes of a rank,
-        ``control_socket`` the path of the launcher's control socket.
+        ``control_socket`` the path of the launcher's control socket; ``provenance`` records what the run was.
         """
         super().__init__(plan.nnodes)
         self._plan, self._output_tail, self._log_dir, self._notify = plan, output_tail, log_dir, notify
-        self._times, self._control_socket = times, control_socket
+        self._times, self._control_socket, self._provenance = times, control_socket, provenance
         self._folder: int | None = None  # this run's, once something is written
-        self._file = ""
+        self._file = self._path = ""  # the record's name; the beginning of the paths of further files
         self._error: OSError | None = None
         self._pending: list[tuple[Event, float]] = []  # events of the attempt that are not written yet
         self._attempt = self._event_count = 0  # of the attempt
@@ -90,7 +93,7 @@ class HistoryRecorder(TimeTracker):
         self._event_count += 1
         if self._event_count < MAX_EVENTS or isinstance(event, _ATTEMPT_END_EVENTS):
             self._pending.append((event, time.time()))
-        if isinstance(event, events.RankStarted) and self._starting == 0:  # not before: the disk may be slow
+        if isinstance(event, events.RankStarted) and self._starting == 0:  # before, the disk may be slow
             self._flush_attempt(create=True)
         if isinstance(event, _FLUSH_EVENTS):
             self._flush_attempt()
@@ -104,15 +107,26 @@ class HistoryRecorder(TimeTracker):
         """Descriptor of this run's folder, for further files; None before its ranks have started and after its end."""
         return self._folder
 
+    @property
+    def path(self) -> str | None:
+        """Path of this run's folder; None as for ``folder``."""
+        return None if self._folder is None else os.readlink(f"/proc/self/fd/{self._folder}")
+
     def _flush_attempt(self, *, create: bool = False) -> None:
         """Write the events of this attempt so far; ``create``: also if there is no file yet."""
         try:
             if create and self._folder is None:
                 self._create_files()
+                if self._provenance:
+                    self._provenance.start(self._plan, self._path)
             if self._folder is not None and self._size <= MAX_BYTES:
                 self._append_event()
         except OSError as error:
             self._error = error
+
+    def finish(self) -> None:
+        if self._provenance:
+            self._provenance.finish()
 
     def _create_files(self) -> None:
         """Make this run's folder and its file; RUN_ID.2 and so on if RUN_ID is an earlier run.
@@ -150,6 +164,7 @@ class HistoryRecorder(TimeTracker):
                         os.rmdir(name, dir_fd=parent)
                     raise
                 self._folder = folder
+                self._path = os.path.join(path, name, file_name + SUFFIX)
                 return
         finally:
             os.close(parent)
@@ -167,8 +182,8 @@ class HistoryRecorder(TimeTracker):
         plan = self._plan
         return {
             "run_id": plan.run_id,
-            "target": sanitize_line(" ".join(plan.target.argv), MAX_TARGET_CHARS),
-            "argv": ["ddplaunch", *redact_token(sys.argv[1:])],
+            "target": sanitize_line(" ".join(redact_words(plan.target.argv)), MAX_TARGET_CHARS),
+            "argv": recorded_argv(),
             "host": host_name(),
             "cwd": current_folder(),
             "pid": os.getpid(),
@@ -178,6 +193,7 @@ class HistoryRecorder(TimeTracker):
             "job": scheduler_job_id(os.environ),
             "node_rank": plan.node_rank,
             "nnodes": plan.nnodes,
+            "domain": plan.domain or None if plan.nnodes > 1 else None,
             "world_size": plan.world_size,
             "code_version": as_dict(version) if (version := read_code_version(os.environ)) else None,
             "log_dir": os.path.join(current_folder(), log_dir) if (log_dir := self._log_dir()) else None,
@@ -227,11 +243,14 @@ class HistoryRecorder(TimeTracker):
             self._notify(f"the record of this run in the history is incomplete: {self._error.strerror}")
         if self._folder is None:
             return
+        if self._file == "node-0.jsonl":  # an elastic job goes on without other nodes
+            history_store.mark_over(self._folder)
         os.close(self._folder)
         self._folder = None
         with suppress(OSError):
             count = len(os.listdir(history_dir() or "/"))
-            if count > history_store.MAX_RUNS or (self._output_files and count % SIZE_CHECK_EVERY == 0):
+            every = max(SIZE_CHECK_EVERY, count // SIZE_CHECK_SHARE)
+            if count > history_store.MAX_RUNS or (self._output_files and count % every == 0):
                 history_store.prune()
 
 
@@ -239,15 +258,13 @@ _ATTEMPT_END_EVENTS = (events.Restarting, events.JobEnded)
 _FLUSH_EVENTS = (events.FirstCollective, events.StallEnded)  # not JobStalled: the disk may be what stalls
 
 
-def redact_token(words: Sequence[str]) -> list[str]:
-    """Replace the value of --token in command line arguments."""
-    return [
-        "…" if before == "--token" else "--token=…" if word.startswith("--token=") else word
-        for before, word in itertools.pairwise(["", *words])
-    ]
-
-
-_JOB_ID_VARIABLES = {"SLURM_JOB_ID": "", "PBS_JOBID": "", "LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
+_JOB_ID_VARIABLES = {
+    "DDPLAUNCH_LOCAL_JOB": "",
+    "SLURM_JOB_ID": "",
+    "PBS_JOBID": "",
+    "LSB_JOBID": "LSB_JOBINDEX",
+    "JOB_ID": "SGE_TASK_ID",
+}
 """Environment variables of the job id, and of the index in a job array if that is a variable of its own."""
 
 

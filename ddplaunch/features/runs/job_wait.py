@@ -6,10 +6,11 @@ import time
 
 import click
 
-from ddplaunch.features.runs.array_report import query_array
-from ddplaunch.features.runs.job_resolver import job_state, parse_array_index
+from ddplaunch.cli.lookup.batch_jobs import job_state, parse_array_index
+from ddplaunch.cli.lookup.job_arrays import query_array
 from ddplaunch.system.schedulers import submitted_jobs
-from ddplaunch.system.schedulers.log_follower import MAX_QUERY_INTERVAL_S, MIN_QUERY_INTERVAL_S
+from ddplaunch.system.schedulers.log_follower import MAX_QUERY_INTERVAL_S, MIN_QUERY_INTERVAL_S, print_line
+from ddplaunch.system.schedulers.outage_notice import OutageNotice
 from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -22,14 +23,17 @@ def wait_for_job(job: SubmittedJob, word: str) -> int:
     """
     which, scheduler = JobId(job.number, job.cluster, parse_array_index(job, word)), get_scheduler(job)
     words, code = _query(job, which, scheduler)
-    interval = MIN_QUERY_INTERVAL_S
+    interval, outage = MIN_QUERY_INTERVAL_S, OutageNotice(scheduler.title, which.text)
     while code is None:
         time.sleep(interval)
         interval = min(interval * 1.25, MAX_QUERY_INTERVAL_S)
+        answered = True
         try:
             words, code = _query(job, which, scheduler)
         except SchedulerNotResponding:  # it restarts now and then; the job is not affected
-            continue
+            answered = False
+        if notice := outage.update(answered=answered):
+            print_line(notice)
     click.echo(f"job {which.text}{':' if which.index == '' else ''} {words}", err=True)
     return code
 

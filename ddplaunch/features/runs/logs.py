@@ -22,30 +22,28 @@ from ddplaunch.base.text import closest_match, format_rank_range, join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobEnded
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import describe_elsewhere
+from ddplaunch.cli.lookup.batch_jobs import (
+    find_batch_job,
+    find_recorded_run,
+    find_running_batch_job,
+    job_state,
+    nothing_kept_error,
+    require_running,
+    resolve_job_id,
+)
+from ddplaunch.cli.lookup.default_run import default_run
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.run_index import FoundRun, describe_elsewhere, find_run
 from ddplaunch.core.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.core.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
-from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs import rank_logs as kept
-from ddplaunch.features.runs.default_run import default_run
-from ddplaunch.features.runs.job_resolver import (
-    find_recorded_run,
-    job_state,
-    nothing_kept_error,
-    require_running,
-    resolve_job,
-    resolve_job_id,
-    run_name,
-)
 from ddplaunch.features.runs.output_request import ProgramOutputRequest
 from ddplaunch.features.runs.rank_logs import Part
-from ddplaunch.features.runs.run_lookup import FoundRun
-from ddplaunch.features.runs.run_record import RunState
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.run_record import RunState
 from ddplaunch.system.plan.numbers import parse_int
-from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -62,7 +60,7 @@ LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to ano
 @click.option("--tail", metavar="N", type=click.IntRange(1), help="Show only the last N lines of each rank.")
 @click.option("--since", metavar="TIME", help="Show only output since 10m (ago), 14:30, or 2026-11-26 14:30.")
 @click.option("--failed", is_flag=True, help="Show only ranks that failed.")
-@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 @click.option(
     "--merge/--no-merge",
     default=None,
@@ -98,17 +96,20 @@ def logs(
         given = {"--rank": typed, "--since": since, "--failed": failed, "--json": as_json}
         if other := next((name for name, value in given.items() if value), None):
             raise UsageError(f"{other} does not work with --program", "leave one of them out")
-        if (queued := resolve_job(run)) and run:
-            there = require_running(queued, resolve_job_id(queued, run, "logs"))
-            words = ["logs", run_name(queued, there), "--program", program, *(["--follow"] if follow else [])]
-            words += ["--tail", str(tail)] if tail else []
-            return run_on_nodes(queued, there, words, everywhere=True)
-        found = run_lookup.find_run(default_run(follow=follow) if run is None else run)
-        for data in _program_output(found, program, tail or 0, follow=follow):
+        if batch_job := find_running_batch_job(run, "logs"):
+            options = [
+                "--program",
+                program,
+                *(["--follow"] if follow else []),
+                *(["--tail", str(tail)] if tail else []),
+            ]
+            return batch_job.run_command("logs", options, everywhere=True)
+        target_run = find_run(default_run(follow=follow) if run is None else run)
+        for data in _program_output(target_run, program, tail or 0, follow=follow):
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
         return 0
-    if (queued := resolve_job(run)) and run:
+    if (queued := find_batch_job(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += [*(["--since", since] if since is not None else []), *(["--json"] if as_json else [])]
         options += [] if merge is None else ["--merge" if merge else "--no-merge"]
@@ -116,9 +117,9 @@ def logs(
         if isinstance(result, int):
             return result
         run = result
-    found = run_lookup.find_run(default_run(follow=follow) if run is None else run)
-    ranks = _chosen_ranks(found, typed, failed)
-    pieces = _output_chunks(found, ranks, follow, part)
+    target_run = find_run(default_run(follow=follow) if run is None else run)
+    ranks = _chosen_ranks(target_run, typed, failed)
+    pieces = _output_chunks(target_run, ranks, follow, part)
     if as_json or len(ranks) == 1 or not (is_interactive(1) if merge is None else merge):
         output = format_stream(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
     else:
@@ -129,15 +130,19 @@ def logs(
         stdout.flush()
         is_empty = False
     if since is not None and is_empty:
-        click.echo(f"the ranks of {found.run} on this machine have printed nothing since then", err=True)
+        click.echo(f"the ranks of {target_run.run} on this machine have printed nothing since then", err=True)
     return 0
 
 
-def _program_output(found: FoundRun, program: str, tail: int, *, follow: bool) -> Iterator[bytes]:
+def _output_options(follow: bool, tail: int | None) -> list[str]:
+    return [*(["--follow"] if follow else []), *(["--tail", str(tail)] if tail else [])]
+
+
+def _program_output(run: FoundRun, program: str, tail: int, *, follow: bool) -> Iterator[bytes]:
     """Yield the output of a program beside the ranks: of its last start the whole, or what is in memory."""
-    record, log_dir = found.record, found.record.log_dir if found.record else None
+    record, log_dir = run.record, run.record.log_dir if run.record else None
     known = [each.program for each in record.programs] if record else []
-    if record and log_dir and program in known and not (found.running and follow):
+    if record and log_dir and program in known and not (run.running and follow):
         names = [
             f"{program}{suffix}.log" for suffix in ("", *(attempt_suffix(each.number) for each in record.attempts))
         ]
@@ -146,9 +151,9 @@ def _program_output(found: FoundRun, program: str, tail: int, *, follow: bool) -
             with open(path, "rb") as file:
                 yield kept.read_last_lines(file, tail) if tail else file.read()
             return
-    if found.running:
+    if run.running:
         known = []
-        for reply in client.stream_replies(found.running.path, ProgramOutputRequest(program, tail, follow)):
+        for reply in client.stream_replies(run.running.path, ProgramOutputRequest(program, tail, follow)):
             known = [*reply.known]
             yield reply.data
         if program in known:
@@ -157,7 +162,7 @@ def _program_output(found: FoundRun, program: str, tail: int, *, follow: bool) -
         raise LaunchError(f"no output of {program} is kept", "ddplaunch run --log-dir DIR keeps all that it prints")
     near = closest_match(program, known)
     hint = f"did you mean {near}?" if near else f"its programs: {join_names(known) or 'none'}"
-    raise UsageError(f"{found.run} has no program {sanitize_line(program, 60)}", hint)
+    raise UsageError(f"{run.run} has no program {sanitize_line(program, 60)}", hint)
 
 
 def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:
@@ -166,10 +171,8 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
     if options:
         seen = job_state(job, which)
         if seen.code is None:
-            there = require_running(job, which)
-            words = ["logs", run_name(job, there), *options, *(["--follow"] if follow else [])]
-            words += ["--tail", str(tail)] if tail else []
-            return run_on_nodes(job, there, words, everywhere=True)
+            options = [*options, *_output_options(follow, tail)]
+            return require_running(job, which).run_command("logs", options, everywhere=True)
         if name := find_recorded_run(job, seen):
             return name
         what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
@@ -204,14 +207,14 @@ def _last_lines_size(path: str | None, lines: int) -> int:
         return 0
 
 
-def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]:
+def _chosen_ranks(run: FoundRun, typed: str | None, failed: bool) -> list[int]:
     """Return the ranks of --rank or --failed; none means all ranks."""
     if failed and typed is not None:
         raise UsageError("--rank and --failed contradict each other", "leave one of them out")
     if failed:
-        ranks = kept.failed_ranks(found.record) if found.record else []
+        ranks = kept.failed_ranks(run.record) if run.record else []
         if not ranks:
-            raise UsageError(f"no rank of {found.run} has failed", f"ddplaunch logs {found.run}")
+            raise UsageError(f"no rank of {run.run} has failed", f"ddplaunch logs {run.run}")
         return ranks
     if typed is None:
         return []
@@ -220,44 +223,42 @@ def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]
     if len(chosen) != len(numbers):
         what = f"--rank {sanitize_line(typed, 60)}: expected ranks like 3 or 0,3"
         raise UsageError(what, "without it, all ranks are shown")
-    size = found.record.world_size if found.record else None
+    size = run.record.world_size if run.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
-        raise UsageError(f"--rank {beyond[0]}: {found.run} has {format_rank_range(0, size - 1)}", f"--rank {size - 1}")
+        raise UsageError(f"--rank {beyond[0]}: {run.run} has {format_rank_range(0, size - 1)}", f"--rank {size - 1}")
     return chosen
 
 
-def _output_chunks(
-    found: FoundRun, ranks: Sequence[int], follow: bool, part: Part
-) -> list[Iterator[tuple[int, bytes]]]:
+def _output_chunks(run: FoundRun, ranks: Sequence[int], follow: bool, part: Part) -> list[Iterator[tuple[int, bytes]]]:
     """Return streams of (rank, data): one for each rank, or a single one to ``follow``."""
-    job, record = found.running, found.record
+    job, record = run.running, run.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
         pieces = kept.read_live(job.path, ranks, part, follow=follow)
-        pieces = _explain_if_empty(found, pieces) if part.since is None else pieces
-        pieces = _stored_if_ended(found, pieces, ranks, part)
+        pieces = _explain_if_empty(run, pieces) if part.since is None else pieces
+        pieces = _stored_if_ended(run, pieces, ranks, part)
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
-        return [kept.follow_files(found.run, job.path, ranks, part)]
-    files = kept.rank_log_files(found.run)
+        return [kept.follow_files(run.run, job.path, ranks, part)]
+    files = kept.rank_log_files(run.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here and record and record.fate is RunState.DONE and record.world_size > 1 and not record.log_dir:
-        click.echo(f"these ranks of {found.run} have printed nothing on this machine", err=True)
+        click.echo(f"these ranks of {run.run} have printed nothing on this machine", err=True)
     elif not here:
-        raise LaunchError(*_why_no_output(found))
+        raise LaunchError(*_why_no_output(run))
     return [kept.read_stored_output(files, [rank], part) for rank in here]
 
 
 def _stored_if_ended(
-    found: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: Part
+    run: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: Part
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the same pieces; if the job has ended since it was found, its stored output."""
     try:
         yield from pieces
     except JobEnded:
-        if (record := history_store.read_run_record(found.run)) is None:
+        if (record := history_store.read_run_record(run.run)) is None:
             raise
-        yield from chain.from_iterable(_output_chunks(FoundRun(found.run, None, record), ranks, False, part))
+        yield from chain.from_iterable(_output_chunks(FoundRun(run.run, None, record), ranks, False, part))
 
 
 def parse_moment(text: str, now: float) -> float:
@@ -267,37 +268,37 @@ def parse_moment(text: str, now: float) -> float:
         return now - ago
     with suppress(ValueError):
         time_of_day = clock.fromisoformat(text)
-        found = datetime.combine(datetime.fromtimestamp(now, time_of_day.tzinfo), time_of_day)
-        return (found if found.timestamp() <= now else found - timedelta(days=1)).timestamp()
+        moment = datetime.combine(datetime.fromtimestamp(now, time_of_day.tzinfo), time_of_day)
+        return (moment if moment.timestamp() <= now else moment - timedelta(days=1)).timestamp()
     with suppress(ValueError, OverflowError):
-        if (found := datetime.fromisoformat(text)).timestamp() <= now:
-            return max(0.0, found.timestamp())
+        if (moment := datetime.fromisoformat(text)).timestamp() <= now:
+            return max(0.0, moment.timestamp())
     what = f"--since {sanitize_line(text, 60)}: expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"
     raise UsageError(what, "ddplaunch logs --since 10m")
 
 
-def _explain_if_empty(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _explain_if_empty(run: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield the same pieces; if there are none, print why."""
     if first := next(pieces, None):
         yield from chain([first], pieces)
-    elif found.record and found.record.world_size == 1:
+    elif run.record and run.record.world_size == 1:
         click.echo("the only rank of a job prints straight to its terminal; --log-dir keeps a copy", err=True)
     else:
-        click.echo(f"the ranks of {found.run} on this machine have printed nothing", err=True)
+        click.echo(f"the ranks of {run.run} on this machine have printed nothing", err=True)
 
 
-def _why_no_output(found: FoundRun) -> tuple[str, str]:
+def _why_no_output(run: FoundRun) -> tuple[str, str]:
     """Return why there is no output, and a hint."""
-    record, hint = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
+    record, hint = run.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
         return f"{sanitize_line(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.world_size == 1:
-        return f"the only rank of {found.run} printed straight to its terminal", hint
+        return f"the only rank of {run.run} printed straight to its terminal", hint
     if record and (hosts := history_store.hosts_elsewhere([record])):
-        return describe_elsewhere(found.run, hosts)
+        return describe_elsewhere(run.run, hosts)
     if record and record.fate is RunState.LOST:
-        return f"the launcher of {found.run} was killed, and the output in its memory is lost", hint
-    return f"no output of {found.run} is kept here", hint
+        return f"the launcher of {run.run} was killed, and the output in its memory is lost", hint
+    return f"no output of {run.run} is kept here", hint
 
 
 def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
@@ -329,7 +330,7 @@ def regroup_by_line(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, 
 
 
 def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[MergedLines]:
-    """Merge the equal lines of stored outputs: rank after rank, each line with its equals of other ranks."""
+    """Merge the equal lines of stored outputs: rank after rank, each line with the equal lines of other ranks."""
     equal = LineMerger(math.inf, ranks_unknown=True)
     reading: dict[int, Iterator[tuple[int, bytes]]] = {}
     for lines in map(regroup_by_line, sources):
@@ -337,12 +338,12 @@ def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterato
             reading[first[0]] = chain([first], lines)
     for rank in [*reading]:
         while True:
-            for each, lines in [*reading.items()]:
-                while equal.held_count(each) < LOOKAHEAD_LINES:
+            for source, lines in [*reading.items()]:
+                while equal.held_count(source) < LOOKAHEAD_LINES:
                     if (piece := next(lines, None)) is None:
-                        del reading[each]
+                        del reading[source]
                         break
-                    equal.add(each, 1, piece[1], 0.0)
+                    equal.add(source, 1, piece[1], 0.0)
             if not equal.held_count(rank):
                 break
             for _ in range(min(equal.held_count(rank), LOOKAHEAD_LINES // 2)):
@@ -366,14 +367,14 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
     while True:
         due = equal.next_flush_time
         try:
-            found = arrived.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            arrival = arrived.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
         except Empty:
-            found = 0, 1, b""  # flush the oldest line
-        if isinstance(found, BaseException):
-            raise found
-        if found is None:
+            arrival = 0, 1, b""  # flush the oldest line
+        if isinstance(arrival, BaseException):
+            raise arrival
+        if arrival is None:
             break
-        equal.add(*found, time.monotonic())
+        equal.add(*arrival, time.monotonic())
         yield from equal.take_output()
     equal.flush_until(math.inf)
     yield from equal.take_output()

@@ -13,11 +13,11 @@ from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.option_values import parse_seconds
-from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_goodput, format_percent, lost_times, sum_breakdowns
-from ddplaunch.features.runs.run_record import RunRecord, RunState
-from ddplaunch.features.runs.run_totals import BlamedHost, find_blamed_hosts
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.blamed_hosts import BlamedHost, find_blamed_hosts
+from ddplaunch.observe.history.run_record import RunRecord, RunState
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown
 
 MAX_HOSTS = 10  # shown; --json has all
 MAX_WHY = 70  # characters
@@ -37,7 +37,7 @@ def report_since(text: str, *, as_json: bool) -> Iterator[str]:
 
 
 def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost]) -> str:
-    fields = {"runs": [each.run for each in runs], "effective": spent.goodput, "spent": as_dict(spent)}
+    fields = {"runs": [each.run for each in runs], "effective": spent.goodput, "time_by_phase": as_dict(spent)}
     return json.dumps({**fields, "hosts": [each._asdict() for each in hosts]}, indent=2)
 
 

@@ -1,4 +1,4 @@
-"""What the programs beside the ranks have used, for the report: from the samples of the run."""
+"""Computes for the report what the programs beside the ranks have used, from the samples of the run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from ddplaunch.core.control_socket.job_status import ProgramStatus
-from ddplaunch.features.runs import history_store, sample_file
-from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.observe.history import history_store, sample_file
+from ddplaunch.observe.history.run_record import RunRecord
 from ddplaunch.observe.samples.sample import NodeSample
 
 
 def with_program_usage(record: RunRecord) -> RunRecord:
-    """Return the record with what the samples in the history say of its programs."""
+    """Return the record with the usage of its programs, from the samples in the history."""
     if not record.programs:
         return record
     path = os.path.join(history_store.run_dir(record.run), sample_file.sample_file_name(record.node_rank))

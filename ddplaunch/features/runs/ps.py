@@ -17,18 +17,20 @@ from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
 from ddplaunch.base.types import as_dict
-from ddplaunch.cli import client, locate
+from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.locate import RemoteJob, RunningJob, describe_unreachable
+from ddplaunch.cli.lookup.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
+from ddplaunch.cli.lookup.remote_jobs import RemoteJob, list_remote_jobs, update_remote_jobs
+from ddplaunch.cli.lookup.run_index import describe_unreachable, index_runs
+from ddplaunch.cli.lookup.running_jobs import RunningJob
 from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
-from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
-from ddplaunch.features.runs.run_record import RunRecord, RunState, is_unread_note
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
 from ddplaunch.observe.diagnosis.rank_position import format_exit
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.run_record import RunRecord, RunState, is_unread_note
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended
 
@@ -41,25 +43,26 @@ _COLOURS = {RunState.DONE: "green", RunState.FAILED: "red", RunState.LOST: "red"
 
 
 @click.command()
-@click.option("--all", "show_all", is_flag=True, help="Show all recorded runs, not only the latest.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Show all recorded runs, not only the latest.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with stable field names.")
 def ps(show_all: bool, as_json: bool) -> None:
-    """List your jobs: running on this machine, submitted, and recently ended.
+    """List your runs: in progress on this machine, submitted, and recently ended.
 
-    COLLECTIVES/S is the progress of a job: collectives per second of the lowest local rank in its default process
+    COLLECTIVES/S is the progress of a run: collectives per second of the lowest local rank in its default process
     group, measured over half a second. Ended runs are recorded in your home, except with `run --no-history`.
     """
-    runs = locate.index_runs().jobs
+    runs = index_runs().jobs
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
-    records = {run: history_store.read_run_record(run) for run, job in runs.items() if not job}
+    records = read_records([run for run, job in runs.items() if not job], now, everything=show_all)
     unreadable = [run for run, record in records.items() if record is None]
     over = (each for each in records.values() if each and each.fate is not RunState.RUNNING)
     recent = (each for each in over if show_all or now - each.last_seen < RECENT_S)
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
-    far = locate.list_remote_jobs()
+    far = list_remote_jobs()
     remote = [job for job in far if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S]
+    remote = update_remote_jobs(remote)
     running = seen()
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
@@ -74,7 +77,7 @@ def ps(show_all: bool, as_json: bool) -> None:
         return click.echo(json.dumps(found, indent=2))
     if not running and not ended and not jobs and not remote:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
-        click.echo(f"you have no running jobs on this machine{hint}", err=True)
+        click.echo(f"you have no runs in progress on this machine{hint}", err=True)
     across = window_size(1)[0] if os.isatty(1) else None
     for line in render_table(running, remote, jobs, ended, now, across):
         click.echo(line, color=None if is_colour_allowed() else False)
@@ -95,6 +98,22 @@ def ps(show_all: bool, as_json: bool) -> None:
     ]
     if elsewhere:
         click.echo(f"{format_count(len(elsewhere), 'run')} on other hosts: {join_names(elsewhere)}", err=True)
+
+
+def read_records(runs: Sequence[str], now: float, *, everything: bool) -> dict[str, RunRecord | None]:
+    """Read the records of runs, the latest first; without ``everything`` not those that need not be listed.
+
+    These are what ended long ago, and more than are listed of what ended lately.
+    """
+    over = {each.name: each.changed_at for each in history_store.list_folders() if each.is_over}
+    records: dict[str, RunRecord | None] = {}
+    listed = 0
+    for run in runs:
+        if run in over and not everything and (listed == MAX_RECENT or over[run] < now - RECENT_S):
+            continue
+        records[run] = record = history_store.read_run_record(run)
+        listed += run in over and record is not None
+    return records
 
 
 class ObservedJob(NamedTuple):
@@ -217,17 +236,16 @@ def _format_rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
-    job = each.job
-    ranks = "-" if each.world_size is None else str(each.world_size)
-    since, words = f"{format_elapsed(now - job.moment)} ago", each.description.removeprefix("is ")
-    return job.number, since, str(job.nodes), ranks, _format_rate(each.rate), _format_target(job.target), words
+def _job_row(queued: QueuedJob, now: float) -> tuple[str, ...]:
+    job = queued.job
+    ranks = "-" if queued.world_size is None else str(queued.world_size)
+    since, words = f"{format_elapsed(now - job.moment)} ago", queued.description.removeprefix("is ")
+    return job.number, since, str(job.nodes), ranks, _format_rate(queued.rate), _format_target(job.target), words
 
 
 def _ssh_row(job: RemoteJob, now: float) -> tuple[str, ...]:
-    state = f"{job.state} ({job.code})" if job.code else job.state
     began = f"{format_elapsed(now - job.began)} ago"
-    return job.run_id, state, began, join_names(job.hosts), _format_target(job.target)
+    return job.run_id, job.description, began, join_names(job.hosts), _format_target(job.target)
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
@@ -266,15 +284,15 @@ def running_to_json(seen: ObservedJob) -> dict[str, object]:
 
 def remote_to_json(job: RemoteJob) -> dict[str, object]:
     """Build the entry of a job on other machines for ``ps --json``."""
-    fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid, "ranks": [], "hosts": job.hosts}
+    fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid or None, "ranks": [], "hosts": job.hosts}
     return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 
 
-def submitted_to_json(each: QueuedJob) -> dict[str, object]:
+def submitted_to_json(job: QueuedJob) -> dict[str, object]:
     """Build the entry of a submitted job for ``ps --json``."""
-    entry = {**_FIELDS, "run": each.job.number, "state": each.description, "world_size": each.world_size, "ranks": []}
-    entry |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
-    return {**entry, "target": each.job.target}
+    entry = {**_FIELDS, "run": job.job.number, "state": job.description, "world_size": job.world_size, "ranks": []}
+    entry |= {"began": job.job.moment, "code": job.code, "collectives_per_second": job.rate}
+    return {**entry, "target": job.job.target}
 
 
 def ended_to_json(record: RunRecord) -> dict[str, object]:

@@ -11,9 +11,9 @@ from typing import BinaryIO, NamedTuple
 from ddplaunch.base.errors import LaunchError, sanitize_line
 from ddplaunch.cli import client
 from ddplaunch.core.output.times import offset_since, parse_marks, times_file
-from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import TailOutputRequest, last_lines
-from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.run_record import RunRecord
 
 CHUNK = 1 << 16
 
@@ -38,13 +38,13 @@ def _log_dirs(run: str) -> list[str]:
 
 
 def _files(folders: Sequence[str]) -> dict[int, list[str]]:
-    found: dict[int, list[tuple[int, str]]] = {}
+    files: dict[int, list[tuple[int, str]]] = {}
     for folder in folders:
         with suppress(OSError):
             for name in os.listdir(folder):
                 if match := _NAME.fullmatch(name):
-                    found.setdefault(int(match[1]), []).append((int(match[2] or 0), os.path.join(folder, name)))
-    return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(found.items())}
+                    files.setdefault(int(match[1]), []).append((int(match[2] or 0), os.path.join(folder, name)))
+    return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(files.items())}
 
 
 class Part(NamedTuple):

@@ -12,18 +12,13 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line, sanitize_text
 from ddplaunch.base.options import PathType
 from ddplaunch.base.tty import window_size
+from ddplaunch.base.types import JsonObject, as_dict
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.features.runs import history_store, rank_logs, run_lookup
-from ddplaunch.features.runs.array_report import page_not_supported
-from ddplaunch.features.runs.array_report import print_array as report_all
-from ddplaunch.features.runs.default_run import default_run
-from ddplaunch.features.runs.html_report import write_page
-from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
-from ddplaunch.features.runs.job_resolver import (
+from ddplaunch.cli.lookup.batch_jobs import (
     end_elsewhere,
+    find_batch_job,
     find_recorded_run,
     find_runs_of_job,
     job_state,
@@ -31,80 +26,114 @@ from ddplaunch.features.runs.job_resolver import (
     nothing_kept_error,
     parse_array_index,
     require_running,
-    resolve_job,
     resolve_job_id,
-    run_name,
 )
+from ddplaunch.cli.lookup.default_run import default_run
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.run_index import find_run
+from ddplaunch.features.runs import rank_logs
+from ddplaunch.features.runs.array_report import page_not_supported
+from ddplaunch.features.runs.array_report import print_array as report_all
+from ddplaunch.features.runs.goodput import total_time
+from ddplaunch.features.runs.html_report import write_page
+from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
 from ddplaunch.features.runs.period_report import report_since
 from ddplaunch.features.runs.program_usage import with_program_usage
+from ddplaunch.features.runs.provenance import read_provenance
 from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
-from ddplaunch.features.runs.run_record import RunRecord, record_to_json
-from ddplaunch.features.runs.run_totals import total_time
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
-from ddplaunch.system.schedulers.job_step import run_on_nodes
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.run_record import RunRecord, record_to_json
 from ddplaunch.system.schedulers.scheduler import BatchJobState, SchedulerNotResponding
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 
 
-@click.command(cls=JobCommand)
+class _ReportCommand(JobCommand):
+    """The command for one run, which may be on other hosts, and for several."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        return click.Command.invoke(self, ctx) if ctx.params["others"] else super().invoke(ctx)
+
+
+@click.command(cls=_ReportCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
+@click.argument("others", nargs=-1, metavar="[RUN]...", type=RunName())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.option("--html", metavar="FILE", type=PathType(dir_okay=False), help="Write a self-contained HTML page.")
 @click.option(
     "--serve", metavar="[PORT]", is_flag=False, flag_value="0", help="Serve that page on this machine until Ctrl-C."
 )
 @click.option("--since", metavar="TIME", help="Summarize all runs started in the last 7d, 12h, …")
-def report(run: str | None, as_json: bool, html: str | None, serve: str | None, since: str | None) -> int | None:
-    """Summarize a run: result, failure, attempts, goodput (effective time), memory and CPU time.
+def report(
+    run: str | None, others: tuple[str, ...], as_json: bool, html: str | None, serve: str | None, since: str | None
+) -> int | None:
+    """Summarize a run: result, failure, attempts, goodput (effective time), memory and CPU time. Or compare several.
 
     RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
     folder. With the number of a scheduler's job, the time covers all its runs; with that of an array, all tasks are
     summarized.
+
+    With several runs, a table shows what differs: arguments, commit, versions, GPUs; and how they went.
     """
     page = "--html" if html is not None else "--serve" if serve is not None else ""
     if since is not None:
-        _print_period_report(since, run, as_json, page)
+        _print_period_report(since, " ".join([run, *others]) if run else None, as_json, page)
         return None
     given = {"--serve": serve is not None, "--json": as_json, "--html": html is not None}
     if len(forms := [name for name, wanted in given.items() if wanted]) > 1:
         raise UsageError(f"{forms[0]} and {forms[1]} contradict each other", "leave one of them out")
     of_job, seen = list[RunRecord](), None
-    if (queued := resolve_job(run)) and run:
+    if run and others:
+        _compare([run, *others], as_json=as_json, html=html, serve=serve)
+        return None
+    if (queued := find_batch_job(run)) and run:
         result = _report_of_job(queued, run, as_json, page)
         if isinstance(result, int):
             return result
         run, of_job, seen = result
     elif run and (of_job := _runs_of_job(run)):
         run = of_job[-1].run
-    found = run_lookup.find_run(default_run() if run is None else run)
-    shares = [with_program_usage(each) for each in history_store.read_node_records(found.run)]
+    target_run = find_run(default_run() if run is None else run)
+    shares = [with_program_usage(each) for each in history_store.read_node_records(target_run.run)]
     if not shares:
-        what = f"{found.run} has no record: it is starting, or runs with --no-history"
+        what = f"{target_run.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
-    if not found.running:
+    if not target_run.running:
         seen = seen or _end_elsewhere(shares)
         shares = mark_lost(shares, seen)
     if serve is not None:
-        serve_page(found.run, serve, seen)
+        serve_page(target_run.run, serve, seen)
         return None
-    if found.running:
-        shares = [_with_live_times(found.running.path, shares[0]), *shares[1:]]
-    before = mark_lost([each for each in of_job if each.run != found.run], seen)
+    if target_run.running:
+        shares = [_with_live_times(target_run.running.path, shares[0]), *shares[1:]]
+    before = mark_lost([each for each in of_job if each.run != target_run.run], seen)
     total = TimeOfRuns([*before, shares[0]], total_time([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
-        known = collect_inputs(found, shares, effective=total.line)
-        write_page(with_live_state(found, shares, known), html, known)
+        known = collect_inputs(target_run, shares, effective=total.line)
+        write_page(with_live_state(target_run, shares, known), html, known)
         return None
+    provenance = read_provenance(target_run.run, shares[0].node_rank)
     if as_json:
-        click.echo(record_to_json(shares[0], total.runs, total.spent))
+        click.echo(record_to_json(shares, total.runs, total.spent, provenance))
         return None
     across = window_size(1)[0] if os.isatty(1) else None
-    for line in render_report(shares, total, _output_location(found.run, shares[0]), across):
+    for line in render_report(shares, total, _output_location(target_run.run, shares[0]), across, provenance):
         click.echo(line, color=None if is_colour_allowed() else False)
     return None
+
+
+def _compare(words: Sequence[str], *, as_json: bool, html: str | None, serve: str | None) -> None:
+    """Print what differs between runs, and how they went."""
+    if serve is not None:
+        raise UsageError(f"--serve is for one run, not for {len(words)}", "--html FILE writes the page of several")
+    from ddplaunch.features.runs.comparison_report import report_runs  # with the options of run: 30 ms
+
+    across = window_size(1)[0] if os.isatty(1) else None
+    for line in report_runs(words, as_json=as_json, html=html, across=across):
+        click.echo(line, color=None if is_colour_allowed() else False)
 
 
 def _print_period_report(since: str, run: str | None, as_json: bool, page: str) -> None:
@@ -170,11 +199,14 @@ def _report_of_job(
         records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen
     if (seen.is_pending or (seen.code is not None and not job.log)) and not page:
-        content = {"job": which.text, "state": seen.description, "code": seen.code}
+        content: JsonObject = {"job": which.text, "state": seen.description, "code": seen.code}
         text = f"job {which.text} {seen.description}"
         if seen.last_lines:
             content |= {"last_lines": seen.last_lines}
             text += f"; a rank that failed printed last:\n{sanitize_text(seen.last_lines)}"
+        if job.code_version:
+            content |= {"code_version": as_dict(job.code_version)}
+            text += f"\n  code {job.code_version}"
         click.echo(json.dumps(content, indent=2) if as_json else text)
         return 0
     if seen.code is not None and not os.path.exists(seen.log_path or ""):
@@ -184,9 +216,9 @@ def _report_of_job(
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
     there = require_running(job, which)
     if page:
-        where = f"its node {there.host}" if there.host else "its first node"
+        where = f"its node {there.state.host}" if there.state.host else "its first node"
         raise LaunchError(f"{page}: the record of job {which.text} is on {where}", f"leave {page} out")
-    return run_on_nodes(job, there, ["report", run_name(job, there), *(["--json"] if as_json else [])])
+    return there.run_command("report", ["--json"] if as_json else [])
 
 
 def _output_location(run: str, record: RunRecord) -> str | None:

@@ -17,11 +17,12 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.cli.lookup.batch_jobs import mark_lost
+from ddplaunch.cli.lookup.run_index import find_run
 from ddplaunch.features.runs.html_report import content_security_policy, render_page
 from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
-from ddplaunch.features.runs.job_resolver import mark_lost
 from ddplaunch.features.runs.report_text import TimeOfRuns
+from ddplaunch.observe.history import history_store
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 
 LOOPBACK = "127.0.0.1"
@@ -64,12 +65,12 @@ class LivePage:
             return self._text
 
     def _render_page(self) -> str:
-        found = run_lookup.find_run(self._run)
-        shares = mark_lost(history_store.read_node_records(found.run), self._job)
+        run = find_run(self._run)
+        shares = mark_lost(history_store.read_node_records(run.run), self._job)
         if not shares:  # it was deleted meanwhile
-            raise LaunchError(f"{found.run} has no record: it was deleted", "ddplaunch ps --all lists all runs")
-        known = collect_inputs(found, shares, live=found.running is not None)
-        records = with_live_state(found, shares, known)
+            raise LaunchError(f"{run.run} has no record: it was deleted", "ddplaunch ps --all lists all runs")
+        known = collect_inputs(run, shares, live=run.running is not None)
+        records = with_live_state(run, shares, known)
         effective = TimeOfRuns(records[:1], records[0].spent).line
         return render_page(records, replace(known, effective=effective))
 

@@ -15,9 +15,11 @@ from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import ProgramStatus
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
-from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.features.runs.provenance import Provenance
 from ddplaunch.observe.diagnosis.rank_position import format_exit
+from ddplaunch.observe.history.run_record import AttemptRecord, RankRecord, RunRecord, RunState, group_by_domain
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown
+from ddplaunch.system.plan.numbers import format_cpulist
 
 MAX_ATTEMPTS = 10  # shown: the last ones
 MAX_RANKS = 32  # shown; --json has all
@@ -40,12 +42,16 @@ class TimeOfRuns(NamedTuple):
 
 
 def render_report(
-    shares: Sequence[RunRecord], total: TimeOfRuns, output: str | None, across: int | None
+    shares: Sequence[RunRecord],
+    total: TimeOfRuns,
+    output: str | None,
+    across: int | None,
+    provenance: Provenance | None = None,
 ) -> Iterator[str]:
     """Yield the lines of the report, with ANSI styles.
 
     ``shares``: the records of the nodes, node 0's first; ``output``: the line that says where the output is;
-    ``across``: columns of the terminal.
+    ``across``: columns of the terminal; ``provenance``: what the run was, on the first of the nodes.
     """
     record = shares[0]
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
@@ -59,9 +65,13 @@ def render_report(
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
     if record.code_version:
         yield f"  code {record.code_version}"
+    if provenance:
+        yield from (f"  {line}" for line in provenance.lines())
     yield f"  began {_format_time(record.began)}{lasted}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"
+    for each in group_by_domain(shares):
+        yield f"  domain {each.domain}: node{'s' * (len(each.node_ranks) > 1)} {format_cpulist(each.node_ranks)}"
     if record.verdict:
         yield ""
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
@@ -100,7 +110,7 @@ def _format_state(record: RunRecord) -> str:
 
 
 def _format_mismatches(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """Say for each import of which the preloaded module was not used, or not fitting, how many ranks met it."""
+    """Format each import whose preloaded module was not used, or did not fit, with the number of such ranks."""
     outcomes = {"restarts": "started over", "continues": "used it all the same", "ends": "ended"}
     for each in [each for attempt in attempts for each in attempt.mismatches]:
         did = outcomes.get(each.outcome, each.outcome)
@@ -155,13 +165,13 @@ def _format_programs(shares: Sequence[RunRecord], across: int | None) -> Iterato
 PROGRAM_HEADS = ("program", "kind", "ready after", "starts", "peak memory", "silent for", "ended with", "at")
 
 
-def program_row(each: ProgramStatus, share: RunRecord, *, unknown: str) -> tuple[str, ...]:
+def program_row(program: ProgramStatus, share: RunRecord, *, unknown: str) -> tuple[str, ...]:
     """Return the cells of a program beside the ranks, under ``PROGRAM_HEADS``."""
-    ready = unknown if each.ready_after_s is None else format_elapsed(each.ready_after_s)
-    memory = format_size(each.peak_memory) if each.peak_memory else unknown
-    silent = unknown if each.quiet is None else format_elapsed(each.quiet)
-    ended = format_exit(each.code) if each.code is not None else unknown if share.ended is None else "the job"
-    return each.program, each.kind, ready, str(each.starts), memory, silent, ended, each.place or unknown
+    ready = unknown if program.ready_after_s is None else format_elapsed(program.ready_after_s)
+    memory = format_size(program.peak_memory) if program.peak_memory else unknown
+    silent = unknown if program.quiet is None else format_elapsed(program.quiet)
+    ended = format_exit(program.code) if program.code is not None else unknown if share.ended is None else "the job"
+    return program.program, program.kind, ready, str(program.starts), memory, silent, ended, program.place or unknown
 
 
 def _format_time(moment: float) -> str:

@@ -13,22 +13,25 @@ import click
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.text import format_count
-from ddplaunch.cli import client, locate
+from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import RunningJob, describe_elsewhere
-from ddplaunch.core.control_socket.job_status import RankState
-from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
-from ddplaunch.features.runs import history_store, run_lookup
-from ddplaunch.features.runs.array_report import query_array
-from ddplaunch.features.runs.default_run import default_run
-from ddplaunch.features.runs.job_resolver import (
+from ddplaunch.cli.lookup import running_jobs
+from ddplaunch.cli.lookup.batch_jobs import (
+    find_batch_job,
     job_state,
     mark_forgotten,
     parse_array_index,
-    resolve_job,
 )
+from ddplaunch.cli.lookup.default_run import default_run
+from ddplaunch.cli.lookup.job_arrays import query_array
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.remote_jobs import list_remote_jobs
+from ddplaunch.cli.lookup.run_index import describe_elsewhere, find_run, find_running
+from ddplaunch.cli.lookup.running_jobs import RunningJob, find_record
+from ddplaunch.core.control_socket.job_status import RankState
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.features.runs.job_wait import wait_for_job
+from ddplaunch.observe.history import history_store
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
@@ -43,26 +46,26 @@ CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
 @click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
 @click.option(
-    "--all", "every", is_flag=True, help="Stop all your jobs on this machine, and those started from it over SSH."
+    "--all", "every", is_flag=True, help="Stop all your runs on this machine, and those started from it over SSH."
 )
 @click.option("--now", is_flag=True, help="Kill the ranks immediately, without --grace.")
 def stop(run: str | None, every: bool, now: bool) -> int:
-    """Stop a running job, like Ctrl-C in its terminal, and wait for its end.
+    """Stop a run in progress, like Ctrl-C in its terminal, and wait for its end.
 
-    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. It may be omitted if only one job runs.
-    On any node of a multi-node job, all nodes stop. Ctrl-C ends the wait; the job still stops.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. It may be omitted if only one is in
+    progress. On any node of a multi-node job, all nodes stop. Ctrl-C ends the wait; the job still stops.
 
     With the number of a submitted job, cancel that job. Its ranks get the site's kill time.
     """
     if every and run:
-        raise UsageError(f"--all is for all jobs, not for {sanitize_line(run, 60)}", "leave one of them out")
-    if queued := resolve_job(run):
+        raise UsageError(f"--all is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")
+    if queued := find_batch_job(run):
         _cancel(queued, run or "", now)
         return 0
-    jobs = locate.list_running() if every else [locate.find_running(run)]
-    far = [job for job in locate.list_remote_jobs() if job.is_running and job.host == host_name()] if every else []
+    jobs = running_jobs.list_running() if every else [find_running(run)]
+    far = [job for job in list_remote_jobs() if job.is_running and job.host == host_name()] if every else []
     if not jobs and not far:
-        click.echo("you have no running jobs on this machine", err=True)
+        click.echo("you have no runs in progress on this machine", err=True)
     waits, failed = _call_all(partial(_begin_to_stop, job, now) for job in jobs)
     words = ["--now"] if now else []
     waits += [job.start_command(["stop", job.run_id, *words], stdin=False) for job in far]
@@ -73,7 +76,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
 
 
 def _call_all(calls: Iterable[Callable[[], T]]) -> tuple[list[T], LaunchError | None]:
-    """Call all; return the results, and the last LaunchError: one job that cannot be reached stops no other call."""
+    """Call all functions; return the results and the last LaunchError: an unreachable job keeps no other running."""
     results, failed = list[T](), None
     for call in calls:
         try:
@@ -147,16 +150,16 @@ def _wait_for_end(job: RunningJob, run_id: str) -> int:
 @click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 def wait(run: str | None) -> int:
-    """Wait for a job to end and return its exit code.
+    """Wait for a run to end and return its exit code.
 
     RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
     folder. If the run has ended, its exit code is returned immediately.
 
     With the number of a submitted job, wait for that job; of an array, for all, and return the highest exit code.
     """
-    if run and (queued := resolve_job(run)):
+    if run and (queued := find_batch_job(run)):
         return wait_for_job(queued, run)
-    name, job, record = run_lookup.find_run(default_run(follow=True) if run is None else run)
+    name, job, record = find_run(default_run(follow=True) if run is None else run)
     code = record.code if record else None
     if job:
         try:
@@ -166,14 +169,15 @@ def wait(run: str | None) -> int:
             if os.path.exists(job.path):  # else it is about to end, and has closed its control socket
                 raise
         wait_for_end(job.pid, None)
-        record = run_lookup.read_job_record(job)
+        record = find_record(job)
     elif record and code is None:
         if record.host == host_name() and start_ticks(record.pid) == record.born:
             wait_for_end(record.pid, None)
         record = history_store.read_run_record(name)
     if code is None and record:  # the launcher has recorded its end by now
         code = record.code
-    if code is None and record and record.job and (queued := resolve_job(record.job)):
+    is_whole_job = record is not None and record.job == name  # of this machine's queue
+    if record and record.job and (code is None or is_whole_job) and (queued := find_batch_job(record.job)):
         return wait_for_job(queued, record.job)
     if code is None:
         hosts = history_store.hosts_elsewhere([record] if record else [])

@@ -8,7 +8,7 @@ from ddplaunch.base.types import TaggedMessage, Timestamp
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
+from ddplaunch.observe.history.time_breakdown import TimeAccounting, TimeBreakdown
 
 
 class TimeTracker(NodeSide):

@@ -160,10 +160,10 @@ def parse_listpids(listed: str, count: int) -> set[int] | None:
     ``0: PID JOBID STEPID LOCALID GLOBALID``, then such lines, with ``-`` in place of the last two for children; or
     ``0: StepId=7.0 does not exist on node (null).`` Other lines are srun's own.
     """
-    answered, found = set(), set()
+    answered, tasks = set(), set()
     for line in listed.splitlines():
         if answer := re.fullmatch(r"(\d+): (?:PID .*|StepId=\S+ does not exist on node .*)", line):
             answered.add(answer[1])
         elif task := re.fullmatch(r"\d+: \d+ +\S+ +\S+ +\S+ +(\d+) *", line):
-            found.add(int(task[1]))
-    return found if len(answered) == count else None
+            tasks.add(int(task[1]))
+    return tasks if len(answered) == count else None

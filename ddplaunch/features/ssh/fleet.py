@@ -211,7 +211,7 @@ class Fleet:
     def _problems_of(self, host: SshSession) -> list[HostProblem]:
         if host.facts is None or host.has_ended:
             return [HostProblem(host.name, host.failure_reason, unreached=not host.was_reached)]
-        found = [
+        problems = [
             HostProblem(host.name, sanitize_line(text, MAX_QUOTED_CHARS)) for text in host.facts.problems[:MAX_PROBLEMS]
         ]
         if not self._allow_mismatch:
@@ -221,19 +221,19 @@ class Fleet:
                 own = getattr(host.facts.versions, name)
                 if first is not None and own != first[0]:
                     text = f"{what} is {own or 'missing'} there, {' on '.join(first)}"
-                    found.append(HostProblem(host.name, sanitize_line(text, MAX_QUOTED_CHARS)))
+                    problems.append(HostProblem(host.name, sanitize_line(text, MAX_QUOTED_CHARS)))
                 if name == "torch" and own is None:
                     break  # what comes with torch is missing too
-        return found
+        return problems
 
     def _duplicate_hosts(self) -> list[HostProblem]:
         """Find hosts that are the same machine as an earlier one: two ranks would use each of its GPUs."""
-        found, names = list[HostProblem](), dict[str, str]()
+        duplicates, names = list[HostProblem](), dict[str, str]()
         for host in self._hosts:
             machine = host.facts.machine if host.facts and not host.has_ended else ""
             if machine and (first := names.setdefault(machine, host.name)) != host.name:
-                found.append(HostProblem(host.name, f"it is the same machine as {first}: name it once"))
-        return found
+                duplicates.append(HostProblem(host.name, f"it is the same machine as {first}: name it once"))
+        return duplicates
 
     # ---------------------------------------------------------------------------------------------------- run
 
@@ -244,7 +244,7 @@ class Fleet:
         if number == 2 and len(self._hosts) > 1 and self._is_launcher_line(host, line):
             if lost := _LOST_NODE.match(line):
                 if (node := int(lost[1])) in self._lost_nodes:
-                    return  # the other launchers say so too, and node 0 again at the end
+                    return  # every launcher reports a lost node, and node 0 once more at the end
                 self._lost_nodes.add(node)
             words = _without_node_fields(line) if line.startswith(_JSON_START) else line
             lines = self._launcher_lines_by_host.setdefault(host, Counter())

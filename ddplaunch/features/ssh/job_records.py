@@ -7,7 +7,6 @@ this machine can run there. It stays after the end of the job, unless the job ha
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +14,13 @@ from collections.abc import Callable, Sequence
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli import launcher_command
-from ddplaunch.cli.host_connector import HostConnector
-from ddplaunch.cli.locate import RemoteJob, RunLocator
+from ddplaunch.cli.host_connector import HostConnector, make_waiter
+from ddplaunch.cli.lookup.remote_jobs import RemoteJob, RunLocator
 from ddplaunch.features.ssh.ssh_command import SshConnector, interactive_ssh_command
 from ddplaunch.system.record_folder import RecordFolder
-
-_SSH_FAILED = 255  # ssh's own exit code
 
 
 class SshJob(RemoteJob, frozen=True):
@@ -37,25 +33,8 @@ class SshJob(RemoteJob, frozen=True):
         terminal = stdin and os.isatty(0) and is_interactive(1)
         argv = interactive_ssh_command(host, [*launcher_command(self.python), *words], os.environ, terminal=terminal)
         process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
-
-        def wait() -> int:
-            try:
-                code = process.wait()
-            except BaseException:
-                process.kill()
-                raise
-            if code == _SSH_FAILED:
-                error = LaunchError(
-                    f"ssh cannot connect to {host}", f"log in there and run: {self.format_command(words)}"
-                )
-                error.exit_code = EXIT_UNAVAILABLE
-                raise error
-            return code
-
-        return wait
-
-    def format_command(self, words: Sequence[str]) -> str:
-        return f"ssh {self.hosts[0]} {shlex.join(['ddplaunch', *words])}"
+        hint = f"log in there and run: {self.format_command(words)}"
+        return make_waiter(process, f"ssh cannot connect to {host}", hint)
 
     def remove_record(self) -> None:
         RECORDS.remove(self)

@@ -61,13 +61,13 @@ def resolve_ssh_config(name: str) -> SshRoute:
     if done.returncode:
         reason = sanitize_line(done.stderr, 400) or "ssh -G failed"
         raise UsageError(f"{name}: {reason}", f"fix your ssh configuration until this succeeds: ssh -G {name}")
-    found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
-    address = found.get("hostname", name)
-    jump, proxy = (found.get(key, "none") for key in ("proxyjump", "proxycommand"))
+    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    address = settings.get("hostname", name)
+    jump, proxy = (settings.get(key, "none") for key in ("proxyjump", "proxycommand"))
     first = jump.partition(",")[0] if jump != "none" else proxy if proxy != "none" else address
-    more = {name: value for name, value in _OVERRIDDEN_WHERE_KNOWN.items() if name.lower() in found}
+    more = {name: value for name, value in _OVERRIDDEN_WHERE_KNOWN.items() if name.lower() in settings}
     options = [f"-o{name}={value}" for name, value in (_OVERRIDDEN | more).items()]
-    if found.get("connecttimeout", "none") in ("none", "0"):
+    if settings.get("connecttimeout", "none") in ("none", "0"):
         options.append(f"-oConnectTimeout={CONNECT_TIMEOUT_S}")
     return SshRoute(address, first, tuple(options))
 
@@ -123,8 +123,10 @@ def remote_shell_command(words: list[str], environ: Mapping[str, str]) -> str:
 class SshConnector(HostConnector):
     """Runs commands on hosts over SSH."""
 
-    def interactive_command(self, host: str, words: list[str], *, terminal: bool) -> list[str]:
-        return interactive_ssh_command(host, words, os.environ, terminal=terminal)
+    def interactive_command(
+        self, host: str, words: list[str], *, terminal: bool, environ: Mapping[str, str] = os.environ
+    ) -> list[str]:
+        return interactive_ssh_command(host, words, environ, terminal=terminal)
 
     def python_commands(
         self, hosts: Sequence[Host], python: str, statement: str, timeout_s: float

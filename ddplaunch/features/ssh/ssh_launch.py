@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
+from ddplaunch.base.redaction import recorded_argv
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
@@ -28,7 +29,7 @@ from ddplaunch.core.options import (
     Nodes,
     Output,
     Preemption,
-    Ranks,
+    RanksPerNode,
     Stopping,
     TargetOptions,
 )
@@ -84,10 +85,10 @@ class SshLaunch(RunInstead):
             what = f"--spares {spares} of {len(hosts)} hosts leaves {left} for the ranks"
             raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
         if options.is_set("nproc") and any(host.slots for host in hosts):
-            what = f"--nproc {options[Ranks].nproc} and the slots of the hosts contradict each other"
+            what = f"--nproc {options[RanksPerNode].nproc} and the slots of the hosts contradict each other"
             raise UsageError(what, "give one")
         if options.is_set("gpus") and any(host.gpus for host in hosts):
-            what = f"--gpus {options[Ranks].gpus} and the chosen slots contradict each other"
+            what = f"--gpus {options[RanksPerNode].gpus} and the chosen slots contradict each other"
             raise UsageError(what, "leave one of them out")
         if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
             what = f"{hosts[0].name} is another machine on each of the hosts"
@@ -159,6 +160,7 @@ class SshLaunch(RunInstead):
             ticks=start_ticks(pid),
             host=host_name(),
             began=time.time(),
+            argv=recorded_argv(),
         )
         RECORDS.save(job)
         code = None
@@ -194,7 +196,7 @@ class SshLaunch(RunInstead):
         sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
         unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
         if not options.is_set("nproc"):
-            sources["processes per node"] = SOURCE_ASSUMED if unknown else listed
+            sources["ranks per node"] = SOURCE_ASSUMED if unknown else listed
         if options.sources["master_addr"] is OptionSource.HOSTS:
             sources["master address"] = "the first host"
         facts = tuple(
@@ -250,7 +252,7 @@ def _nproc_argv(host: Host, options: Options) -> Iterator[str]:
     """Options for a host's ranks: its slots, or what the user has set for all hosts."""
     if host.gpus is not None:
         yield from ("--gpus", ",".join(map(str, host.gpus)))
-    elif (gpus := options[Ranks].gpus) is not None:
+    elif (gpus := options[RanksPerNode].gpus) is not None:
         yield from ("--gpus", gpus)
-    if host.gpus is None and (host.slots or options[Ranks].nproc):
-        yield from ("--nproc", str(host.slots or options[Ranks].nproc))
+    if host.gpus is None and (host.slots or options[RanksPerNode].nproc):
+        yield from ("--nproc", str(host.slots or options[RanksPerNode].nproc))

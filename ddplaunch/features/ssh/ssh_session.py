@@ -58,12 +58,12 @@ def explain_host_key(lines: Sequence[str], name: str) -> str:
     The lines may be on a jump host, or have the name and port as they are in known_hosts.
     """
     text = "\n".join(lines)
-    if found := _UNKNOWN_KEY.search(text):
-        host = found[1].rstrip(".")
+    if match := _UNKNOWN_KEY.search(text):
+        host = match[1].rstrip(".")
         return f"the host key of {host} is not known here: connect once by `ssh {host}`, and confirm it"
-    if found := _CHANGED_KEY.search(text):
+    if match := _CHANGED_KEY.search(text):
         removal = _REMOVAL.search(text)
-        host = removal[1] if removal else (found[1] or name)
+        host = removal[1] if removal else (match[1] or name)
         return f"the host key of {host} has changed: if the machine is new, `ssh-keygen -R {shlex.quote(host)}`"
     return ""
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_running
+from ddplaunch.cli.lookup.batch_jobs import find_running_batch_job
+from ddplaunch.cli.lookup.job_command import JobCommand, RunName
+from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.observe.diagnosis.program_text import add_usage
 from ddplaunch.observe.diagnosis.stack_groups import group_ranks
@@ -31,14 +32,14 @@ CPU_INTERVAL_S = 0.2  # over which the CPU time of a program is measured
 @click.option("--locals", "with_locals", is_flag=True, help="Add local variables for each group, with py-spy.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> int:
-    """Show the stacks of all ranks of a running job and which ranks wait for which.
+    """Show the stacks of all ranks of a run and which ranks wait for which.
 
-    RUN is the name of the run, the beginning of it, or the PID of its launcher. It may be omitted if only one job
-    runs. The job is not disturbed. Ranks with equal stacks are grouped. With the number of a submitted job, node 0 is
-    queried through Slurm (`srun --overlap`) or Grid Engine.
+    RUN is the name of the run, the beginning of it, or the PID of its launcher. It may be omitted if only one is
+    in progress. The job is not disturbed. Ranks with equal stacks are grouped. With the number of a submitted job,
+    node 0 is queried through Slurm (`srun --overlap`) or Grid Engine.
     """
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
-    if batch_job := find_batch_job(run, "stacks"):
+    if batch_job := find_running_batch_job(run, "stacks"):
         return batch_job.run_command("stacks", [*more, *(["--json"] if as_json else [])])
     tool = py_spy.find_py_spy(more[0]) if more else ""
     inspection = _inspect(find_running(run).path)
@@ -59,23 +60,23 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
 
 def _inspect(path: str) -> Inspection:
     """Inspect all ranks; with programs beside them a second time, for the CPU time that they use."""
-    found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
-    if not any(each.is_running for each in found.programs):
-        return found
+    inspection = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
+    if not any(each.is_running for each in inspection.programs):
+        return inspection
     time.sleep(CPU_INTERVAL_S)
     later = client.send_request(path, InspectJobRequest(Detail.STATE)).inspection
-    return replace(found, programs=add_usage(later, found, _query_gpus(later)))
+    return replace(inspection, programs=add_usage(later, inspection, _query_gpus(later)))
 
 
 def _query_gpus(inspection: Inspection) -> dict[str, float]:
     """Return the load of the GPUs of each program on this machine, in percent; nothing if the driver hangs."""
     with_gpus = [each for each in inspection.programs if each.gpus and each.host == host_name()]
     gpus = read_gpu_usage() if with_gpus else ()
-    found = {}
+    loads = {}
     for each in with_gpus:
         if busy := [gpu.busy for gpu in gpus if gpu.busy is not None and each.has_gpu(gpu.gpu)]:
-            found[each.program] = sum(busy) / len(busy)
-    return found
+            loads[each.program] = sum(busy) / len(busy)
+    return loads
 
 
 def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.base.options import OptionSource, PathType, value_source
+from ddplaunch.base.options import Options, OptionSource, PathType, value_source
 from ddplaunch.cli.argv_splitter import (
     DRY_RUN,
     FOREIGN_OPTION_NAMES,
@@ -29,20 +29,23 @@ from ddplaunch.cli.argv_splitter import (
     split_argv,
 )
 from ddplaunch.cli.config_defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
-from ddplaunch.cli.run_options import PARAMS, SECTIONS
+from ddplaunch.cli.run_options import GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.target_args import (
     ParseNotes,
+    check_not_pasted,
     check_target,
     current_directory,
     make_option_lookup,
     parse_notes_for,
+    resolve_target,
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.option_values import UNITS, parse_seconds
-from ddplaunch.features.programs.placement import place_programs
+from ddplaunch.features.programs.placement import NodeGroup, group_nodes, place_programs
 from ddplaunch.features.programs.spec import decode_programs
+from ddplaunch.system.target.target import Target
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),
@@ -60,6 +63,7 @@ REFUSED_RUN_OPTIONS = {
         "leave it out: the scheduler starts the nodes, not SSH",
     ),
     "--cluster": "leave it out: the scheduler is known",
+    "--name": "--job-name names the job, and its number the runs",
     "--stdin": "leave it out: a batch job has no terminal",
     "--ui": "leave it out: a batch job has no terminal",
 }
@@ -67,7 +71,7 @@ REFUSED_RUN_OPTIONS = {
 
 SBATCH_ALIASES = {
     "-a": "--array", "-C": "--constraint", "--num-nodes": "--nodes", "-o": "--output", "-q": "--qos",
-    "-d": "--dependency", "-e": "--error",
+    "-d": "--dependency", "-e": "--error", "-G": "--gpus-per-node",
     "-w": "--nodelist", "-x": "--exclude", "-n": "--nproc", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
 }  # fmt: skip
 """Options of sbatch and other programs, and ddplaunch's option for each."""
@@ -110,6 +114,10 @@ class BatchCommand(TargetCommand):
         known = self.spellings(ctx)
         args = load_features().rewrite_words(args, known)
         # Without the environment: torchrun's variables are read where the job runs.
+        try:
+            check_not_pasted(args, known, options=False)
+        except UsageError as error:
+            raise with_command_name(self, error) from None
         translation = translate_torchrun(args, known, {}, refused=self.refused_options, skipped=SBATCH_ALIASES.keys())
         line = self.split_argv(ctx, translation)
         if HELP.isdisjoint(line.options):
@@ -144,7 +152,7 @@ class BatchCommand(TargetCommand):
 def _check_gpus(typed: Mapping[str, str], defaults: Defaults) -> None:
     """Check that ``--gpus`` is not used like sbatch's, for a number of GPUs: here it is a list of indices."""
     text = typed.get("--gpus", "")
-    if not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
+    if text.startswith("free:") or not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
         return
     values = {name: default.value for name, default in defaults.values.items()}
     values |= {name[2:].replace("-", "_"): value for name, value in typed.items()}
@@ -164,6 +172,14 @@ def with_command_name(command: click.Command, error: UsageError) -> UsageError:
     """Return an error of code shared with ``run`` with this command's name in its hint."""
     hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", rf"\1ddplaunch {command.name}", error.hint)
     return UsageError(error.message, hint)
+
+
+def find_local_target(ctx: click.Context) -> Target:
+    """Return the target as it is on this machine. Raises UsageError for one that ``run`` would reject here."""
+    try:
+        return resolve_target(Options.from_click(GROUPS, ctx), parse_notes().lookalike_note)
+    except UsageError as error:
+        raise with_command_name(ctx.command, error) from None
 
 
 def parsed_line(ctx: click.Context) -> ParsedBatchLine:
@@ -269,7 +285,7 @@ def time_reader(example: str) -> OptionReader:
         if re.fullmatch(r"0*[1-9]\d*", text):
             name, typed = param.opts[-1], sanitize_line(text, 20)
             hint = f"{name} {typed}m for minutes, {name} {typed}s for seconds"
-            raise invalid_value(ctx, param, text, "minutes or seconds?", hint)
+            raise invalid_value(ctx, param, text, "no unit", hint)
         length = parse_seconds(text) if text[-1:] in UNITS else None
         if length is None or length < 1:
             form(ctx, param, text)
@@ -316,21 +332,36 @@ def check_program_nodes(ctx: click.Context, target: str, nodes: int) -> None:
         place_programs(programs, nodes)
 
 
+def group_program_nodes(ctx: click.Context, target: str, nodes: int, gpus_per_node: int) -> list[NodeGroup]:
+    """Return the nodes of each program of the job, with ranks or its own; none for a job of ranks alone.
+
+    Raises UsageError if the programs need another number of nodes.
+    """
+    programs = decode_programs(ctx.params.get("program") or (), target)
+    return group_nodes(programs, nodes, gpus_per_node) if programs else []
+
+
 def run_argv(ctx: click.Context) -> tuple[str, ...]:
     """Return the arguments of ``ddplaunch run`` on the nodes: the command line without the scheduler's options."""
     line = parsed_line(ctx).line
     assert line.target is not None
-    takes, own = spellings(ctx.command.params), spellings(flatten_options(_own_options(ctx)))
-    words: list[str] = []
-    rest = iter(line.options)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        value = [next(rest)] if takes[name] and not equals else []
-        if name not in own:
-            words += [word, *value]
+    own = spellings(flatten_options(_own_options(ctx)))
+    words = select_words(ctx, lambda name: name not in own)
     if line.target.startswith("-"):
         return (*words, "--", line.target, *line.program_args)
     return (*words, line.target, *(("--", *line.program_args) if line.program_args else ()))
+
+
+def select_words(ctx: click.Context, is_wanted: Callable[[str], bool]) -> list[str]:
+    """Return the typed options, with their values, whose names are wanted."""
+    takes, words = spellings(ctx.command.params), list[str]()
+    rest = iter(parsed_line(ctx).line.options)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        value = [next(rest)] if takes[name] and not equals else []
+        if is_wanted(name):
+            words += [word, *value]
+    return words
 
 
 def print_sources(

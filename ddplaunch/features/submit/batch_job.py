@@ -17,6 +17,8 @@ from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.submit import batch_command
 from ddplaunch.features.submit.batch_command import parsed_line, run_argv
+from ddplaunch.features.submit.grid import GridRun, expand_grid
+from ddplaunch.features.submit.remote_submission import CURRENT
 from ddplaunch.system.code_version import CodeVersion
 
 
@@ -114,6 +116,7 @@ class BatchJob(Struct, frozen=True):
     comment: str | None = None
     array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
     pe: str | None = None  # the parallel environment of Grid Engine: on each host the same number of slots
+    grid: Sequence[GridRun] = ()  # the runs of an array that differ in their arguments, by index from 0
     extra_options: Sequence[str] = ()  # other options of the program that submits, in its syntax
     srun_args: Sequence[str] = ()  # other options of srun, in its syntax
     setup: Sequence[SetupCommand] = ()
@@ -122,6 +125,24 @@ class BatchJob(Struct, frozen=True):
     container_mounts: Sequence[str] = ()  # SRC:DST pairs besides `chdir`, which is always mounted
     code: JobCode | None = None  # None runs the files of `chdir` as they are when the job starts
     requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
+
+    def grid_lines(self, index: str) -> Iterator[str]:
+        """Yield shell commands that set ``grid`` to the arguments of a run; ``index``: its index, for a shell."""
+        if self.grid:
+            yield f"# The arguments of each run: {self.grid[0].name} is the first."
+            yield f'case "{index}" in'
+            for number, run in enumerate(self.grid):
+                yield f"{number}) grid=({shlex.join(run.arguments)}) ;;"
+            yield "esac"
+            yield ""
+
+    @property
+    def command_line(self) -> str:
+        """The words of ``command`` for a shell, with the arguments of the run of a grid."""
+        if not self.grid:
+            return shlex.join(self.command)
+        ends = [] if "--" in self.command else ["--"]
+        return f'{shlex.join([*self.command, *ends])} "${{grid[@]}}"'
 
     @property
     def seconds(self) -> int | None:
@@ -136,10 +157,13 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         codes = ",".join(map(str, values["requeue_on"]))
         raise UsageError(f"--requeue-on {codes} does nothing without --requeue N", f"--requeue 3 --requeue-on {codes}")
     from_options = {name: values[name] for name in BatchJob.__annotations__ if name in values}
+    grid = _read_grid(ctx)
     derived = {
         "command": run_argv(ctx),
+        "grid": grid,
+        "array": f"0-{len(grid) - 1}" if grid else values["array"],
         "interpreter": "python" if values["container_image"] else sys.executable,
-        "chdir": current_directory(),
+        "chdir": CURRENT[0].folder if CURRENT else current_directory(),
         "job_name": job_name,
         "nodes": values["nodes"] + values["spares"],
         "extra_options": more,
@@ -149,6 +173,16 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "requeue": _read_requeue(ctx) if values["requeue"] else None,
     }
     return BatchJob(**{**from_options, **derived})
+
+
+def _read_grid(ctx: click.Context) -> tuple[GridRun, ...]:
+    """Return the runs of --grid. Raises UsageError if there are too many, or --array has its own."""
+    axes = ctx.params["grid"]
+    if axes and ctx.params["array"]:
+        raise UsageError(f"--grid does not work with --array {ctx.params['array']}", "leave one of them out")
+    if ctx.params["yes"] and not axes:
+        raise UsageError("--yes does nothing without --grid", "leave it out")
+    return expand_grid(axes, parsed_line(ctx).line.program_args, is_confirmed=ctx.params["yes"]) if axes else ()
 
 
 def _read_requeue(ctx: click.Context) -> RequeueOptions:

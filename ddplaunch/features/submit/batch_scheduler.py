@@ -17,11 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping
 import click
 from msgspec.structs import asdict, replace
 
-from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.base.errors import LaunchError, UsageError, host_name
+from ddplaunch.base.redaction import recorded_argv, redact_words
+from ddplaunch.base.safe_files import current_folder
+from ddplaunch.base.text import format_count
 from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.submit.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
 from ddplaunch.features.submit.code_copies import plan_copy, submitted_copy
+from ddplaunch.features.submit.remote_submission import CURRENT
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
 from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
@@ -111,7 +115,8 @@ class BatchScheduler(Scheduler):
         Raises UsageError if that rejects it, and SchedulerNotResponding if the scheduler cannot be reached.
         """
         words, env = [self.submit_program, *self.submit_options], self.environment(script)
-        done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
+        where = CURRENT[0].folder if CURRENT else None  # the job gets that in a variable
+        done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, cwd=where, check=False)
         if done.stderr:
             os.write(2, done.stderr)
         if done.returncode:
@@ -123,11 +128,11 @@ class BatchScheduler(Scheduler):
             raise UsageError(what, f"see its message above; {hint}")
         # a site's own checks may print something before it
         answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
-        found = self.parse_job_id(job, answer)
-        if found is None:
+        submitted = self.parse_job_id(job, answer)
+        if submitted is None:
             what = f"{self.submit_program} accepted the job, but its output has no job id: {answer!r}"
             raise LaunchError(what, f"{self.list_command} lists your jobs")
-        return found
+        return submitted
 
 
 def submit_job(
@@ -144,15 +149,20 @@ def submit_job(
     values = {name: value for name, value in ctx.params.items() if name != "follow"}
     values |= {**asdict(job), "output": scheduler.log_name(job)}
     notes = [*scheduler.job_notes(job), *(code.notes if code else ())]
+    values["grid"] = format_count(len(job.grid), "run") if job.grid else None
     default_sources = {"job-name": "the target", "output": "default", "nodes": "default"}
+    default_sources |= {"array": "--grid"} if job.grid else {}
     whose = "of the image" if job.container_image else "this one"
-    more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} ({whose})")
+    more = (f"chdir: {job.chdir} (the current folder)", f"interpreter: {job.interpreter} ({whose})")
     print_sources(ctx, values, default_sources, notes, scheduler.override_variables, more, dry_run=dry_run)
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # bytes, as submitted: from text, click drops escape sequences
         return 0
     if shutil.which(scheduler.submit_program) is None:
         what = f"{scheduler.submit_program} is not on PATH: this machine has no commands of {scheduler.title}"
+        if CURRENT:
+            what = f"{host_name()} has no {scheduler.submit_program} on PATH, in a shell without a terminal"
+            raise UsageError(what, "set PATH in ~/.bashrc there, before it ends for such shells; or another --via HOST")
         raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
     _check_log_path(job.chdir, "--output", scheduler.log_name(job))
     if job.error:
@@ -174,10 +184,14 @@ def _follow(
 ) -> int:
     """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
     files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
-    lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
+    runs = f", {format_count(len(job.grid), 'run')}" if job.grid else ""
+    lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}{runs}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
     lines += [f"code: {code}"] if code else []
-    saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
+    record = _make_record(ctx, job, job_id, target, files)
+    saved = record if not ctx.params["no_history"] and submitted_jobs.save_job(record) else None
+    if CURRENT:
+        CURRENT[0].job = record
     stop = shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
     if saved:
         stop = f"ddplaunch stop {job_id.number}"
@@ -192,15 +206,15 @@ def _follow(
     return follow_job(LogFollower(job_id, scheduler, files), files[0], saved)
 
 
-def _save_job(
+def _make_record(
     ctx: click.Context, job: BatchJob, job_id: JobId, target: str, files: tuple[str, str | None]
-) -> SubmittedJob | None:
-    """Store the job for ``ddplaunch ps`` and other commands; None if that fails, as on a full disk."""
-    saved = SubmittedJob(
+) -> SubmittedJob:
+    """Return the record of the job, for ``ddplaunch ps`` and other commands."""
+    return SubmittedJob(
         number=job_id.number,
         cluster=job_id.cluster,
         name=job.job_name,
-        target=" ".join([target, *parsed_line(ctx).line.program_args]),
+        target=" ".join([target, *redact_words(parsed_line(ctx).line.program_args)]),
         nodes=job.nodes,
         array=job.array,
         cwd=job.chdir,
@@ -212,8 +226,10 @@ def _save_job(
         scheduler=ctx.params["scheduler"],
         errors=files[1],
         code_copy=job.code.copy if job.code else None,
+        argv=recorded_argv(),
+        typed_in=current_folder(),
+        runs=tuple(run.name for run in job.grid),
     )
-    return saved if submitted_jobs.save_job(saved) else None
 
 
 def _check_log_path(chdir: str, option: str, pattern: str) -> None:

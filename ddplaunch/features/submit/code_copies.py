@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
-from ddplaunch.cli.locate import RunLocator
+from ddplaunch.cli.lookup.queued_jobs import list_ended
+from ddplaunch.cli.lookup.remote_jobs import RunLocator
 from ddplaunch.features.code import copies
 from ddplaunch.features.code.archive import CodeArchive, check_log_dir, pack_folder
 from ddplaunch.features.code.code_files import OWN_FOLDER
-from ddplaunch.features.runs.queued_jobs import list_ended
 from ddplaunch.features.submit.batch_command import parsed_line
 from ddplaunch.features.submit.batch_job import BatchJob, JobCode
+from ddplaunch.features.submit.remote_submission import CURRENT
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.target.target import Target
 
@@ -27,11 +28,14 @@ NO_CODE = "none"
 """The value of --code that copies nothing, where a file of defaults names a folder."""
 
 
-def read_code(ctx: click.Context, job: BatchJob, target: Target | None) -> CodeArchive | None:
+def read_code(ctx: click.Context, chdir: str, target: Target | None) -> CodeArchive | None:
     """Pack the folder of --code; None for none. In a file of defaults, a relative path starts at that file's folder.
 
+    ``chdir``: the folder of this machine that the job is to run in.
     Raises UsageError if the job would not run from the copy.
     """
+    if CURRENT:  # it was read there
+        return CURRENT[0].code
     text = ctx.params["code"]
     if text in (None, NO_CODE):
         return None
@@ -40,7 +44,7 @@ def read_code(ctx: click.Context, job: BatchJob, target: Target | None) -> CodeA
         folder = os.path.join(os.path.dirname(parsed_line(ctx).defaults.values["code"].file), folder)
     check_log_dir(ctx.params["log_dir"])
     archive = pack_folder(folder)
-    archive.run_folder(job.chdir)
+    archive.run_folder(chdir)
     if target:
         archive.check_target(target.source or target.path, target.text)
     return archive
@@ -48,8 +52,9 @@ def read_code(ctx: click.Context, job: BatchJob, target: Target | None) -> CodeA
 
 def plan_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
     """Return the job with the copy that it will run, if no program has changed it by then."""
-    copy = os.path.join(_copies_folder(job), archive.version.name)
-    return _with_copy(job, archive, copies.find_copy(_copies_folder(job), archive.version.name) or copy)
+    folder = copies_folder(job.chdir)
+    found = copies.find_copy(folder, archive.version.name)
+    return _with_copy(job, archive, found or os.path.join(folder, archive.version.name))
 
 
 @contextmanager
@@ -58,11 +63,10 @@ def submitted_copy(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
 
     Raises CopyError.
     """
-    folder = _copies_folder(job)
+    folder = copies_folder(job.chdir)
     had_copy = copies.find_copy(folder, archive.version.name) is not None
     made = copies.make_copy(folder, archive.version.sha, archive.version.name, archive.data)
-    with suppress(OSError), open(os.path.join(os.path.dirname(folder), ".gitignore"), "x") as file:
-        file.write("*\n")
+    keep_out_of_git(job.chdir)
     try:
         yield _with_copy(job, archive, made)
     except LaunchError:
@@ -71,8 +75,15 @@ def submitted_copy(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
         raise
 
 
-def _copies_folder(job: BatchJob) -> str:
-    return os.path.join(job.chdir, OWN_FOLDER, "code")
+def copies_folder(chdir: str) -> str:
+    """Return the folder of the copies of jobs that run in ``chdir``."""
+    return os.path.join(chdir, OWN_FOLDER, "code")
+
+
+def keep_out_of_git(chdir: str) -> None:
+    """Let git ignore the copies there."""
+    with suppress(OSError), open(os.path.join(chdir, OWN_FOLDER, ".gitignore"), "x") as file:
+        file.write("*\n")
 
 
 def _with_copy(job: BatchJob, archive: CodeArchive, copy: str) -> BatchJob:

@@ -10,21 +10,16 @@ from typing import Any
 import click
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_options, option_name
 from ddplaunch.cli.cluster_detection import check_token
-from ddplaunch.cli.run_options import GROUPS
-from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
-from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.sidecars import check_tensorboard
 from ddplaunch.features.submit.batch_command import (
     BatchCommand,
     all_params,
     check_program_nodes,
+    find_local_target,
     option_sections,
-    parse_notes,
-    with_command_name,
 )
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
 from ddplaunch.features.submit.code_copies import read_code
@@ -35,8 +30,8 @@ from ddplaunch.features.submit.options import (
     SCHEDULER_OPTIONS,
     pass_through_words,
 )
+from ddplaunch.features.submit.via import submit_via
 from ddplaunch.system.schedulers import scheduler_registry
-from ddplaunch.system.target.target import Target
 
 
 class _SubmitCommand(BatchCommand):
@@ -50,6 +45,7 @@ class _SubmitCommand(BatchCommand):
         ("print the script without submitting it", "ddplaunch submit --dry-run --nodes 2 train.py"),
         ("follow the log", "ddplaunch submit --follow --partition a100 train.py"),
         ("4 jobs, with SLURM_ARRAY_TASK_ID 0 to 3", "ddplaunch submit --array 0-3 train.py"),
+        ("6 runs, of all combinations", "ddplaunch submit --grid '--lr 0.1,0.2' --grid '--seed 1,2,3' train.py"),
         ("requeue after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
@@ -90,30 +86,41 @@ def _typed_scheduler(args: Sequence[str]) -> str:
 )
 @click.pass_context
 def submit(ctx: click.Context, /, target: str, **_: object) -> int:
-    """Submit a training job to Slurm, Grid Engine, PBS, LSF or Kubernetes.
+    """Submit a training job to Slurm, Grid Engine, PBS, LSF, Kubernetes, or this machine.
 
     Writes a batch script that executes `ddplaunch run` on each node, with the options of that command given here, and
-    submits it with sbatch, qsub or bsub. Kubernetes has options of its own: `ddplaunch submit --scheduler kubernetes
-    --help`.
+    submits it with sbatch, qsub or bsub. With `--scheduler local`, the job runs on this machine when its GPUs, or CPUs,
+    are free, also after the terminal is closed. Kubernetes has options of its own: `ddplaunch submit --scheduler
+    kubernetes --help`.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     name = ctx.params["scheduler"]
     _check_scheduler(ctx, name)
+    if ctx.params["via"]:
+        return submit_via(ctx, target)
+    if ctx.params["remote_python"]:
+        raise UsageError(f"--remote-python {ctx.params['remote_python']} works only with --via", "--via login.cluster")
     scheduler = scheduler_registry.make_scheduler(name)
     assert isinstance(scheduler, BatchScheduler)
+    if name != "local" and (option := next((each for each in ("jobs", "wait") if ctx.params[each]), None)):
+        raise UsageError(f"--{option} needs --scheduler local", f"{scheduler.title} has a queue of its own")
     job = scheduler.read_job(ctx, target)
     if job.array and ctx.params["follow"]:
-        what = f"--follow does not work with --array {job.array}: each job has its own log"
+        option = "--grid" if job.grid else f"--array {job.array}"
+        what = f"--follow does not work with {option}: each job has its own log"
         raise UsageError(what, "leave one of them out")
     if job.array and ctx.params.get("program"):
-        raise UsageError(f"--array {job.array} does not work with several programs", "submit each job by itself")
+        option = "--grid" if job.grid else f"--array {job.array}"
+        raise UsageError(f"{option} does not work with several programs", "submit each job by itself")
     check_program_nodes(ctx, target, job.nodes)
-    found = None
+    local_target = None
     if job.container_image is None:  # with an image, the target may exist only there
-        found = _check_target(ctx)
+        local_target = find_local_target(ctx)
+        if (folder := ctx.params["tensorboard"]) is not None:
+            check_tensorboard(folder)
     check_token(None)
-    return submit_job(scheduler, ctx, target, job, read_code(ctx, job, found))
+    return submit_job(scheduler, ctx, target, job, read_code(ctx, job.chdir, local_target))
 
 
 def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
@@ -125,15 +132,3 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
             text = value if isinstance(value, str) else " ".join(value)
             what = f"{option} {text} needs --scheduler {' or '.join(of)}"
             raise UsageError(what, f"for {scheduler} leave {option} out")
-
-
-def _check_target(ctx: click.Context) -> Target:
-    """Return the target. Raise UsageError for one that ``run`` would reject, and for a missing TensorBoard."""
-    options = Options.from_click(GROUPS, ctx)
-    try:
-        target = resolve_target(options, parse_notes().lookalike_note)
-    except UsageError as error:
-        raise with_command_name(ctx.command, error) from None
-    if (folder := options[ProgramOptions].tensorboard) is not None:
-        check_tensorboard(folder)
-    return target

@@ -171,16 +171,16 @@ class GridEngine(HostsScheduler):
         done = deadline.run("qstat", "-xml")
         if done.returncode:
             return None
-        found = list(parse_qstat(done.stdout))
-        listed = group_by_job(jobs, found)
+        states = list(parse_qstat(done.stdout))
+        listed = group_by_job(jobs, states)
         for job in jobs:
             listed_jobs = [each.job for each in listed.get(job, ())]
             if listed_jobs:
                 self._gone_since.pop(job, None)
                 self._waited[job] = any(each.is_pending for each in listed[job])
             if not listed_jobs or job.index == "":
-                found += [each for each in self._ended(job, deadline) if each.job not in listed_jobs]
-        return found
+                states += [each for each in self._ended(job, deadline) if each.job not in listed_jobs]
+        return states
 
     def _ended(self, job: JobId, deadline: Deadline) -> list[BatchJobState]:
         """Query qacct about a job, or an array, that qstat does not list any more."""
@@ -259,7 +259,7 @@ def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
     own, some with a pe_taskid; the script ends after them. The last record counts, also for a requeued job, but not a
     record of a run that was requeued: sge_status(5), 25.
     """
-    found: dict[str, BatchJobState | None] = {}
+    states: dict[str, BatchJobState | None] = {}
     for record in re.split(r"(?m)^=+$", accounted):
         fields = dict(re.findall(r"(?m)^(\w+) +(.*?) *$", record))
         if fields.get("pe_taskid", "NONE") not in ("NONE", "undefined") or "exit_status" not in fields:
@@ -268,8 +268,8 @@ def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
         failed, code = fields.get("failed", "0"), int(fields["exit_status"].split()[0])
         end = _end(failed, code)
         job = JobId(number, index=index if index.isdecimal() else None)
-        found[index] = end and replace(end, job=job, number=job.text)
-    return [each for each in found.values() if each]
+        states[index] = end and replace(end, job=job, number=job.text)
+    return [each for each in states.values() if each]
 
 
 def _end(failed: str, code: int) -> BatchJobState | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 import click
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli import launcher_command
+from ddplaunch.cli import LAUNCHER_COMMENT, launcher_command
 from ddplaunch.cli.cluster_detection import TOKEN_VARIABLE
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
@@ -143,6 +143,7 @@ class HostsScheduler(BatchScheduler):
         yield f"export {' '.join(f'{name}=${number}' for number, name in enumerate(names, 1))}"
         yield f"cd {shlex.quote(job.chdir)} || exit"
         yield from self.node_lines(job)
+        yield f"# {LAUNCHER_COMMENT}"
         yield f"exec {shlex.join(launcher_command(job.interpreter))} \\"
         yield f"  {shlex.join(['run', '--cluster', self.cluster_name, *job.command])} </dev/null"
         if self.reads_stdin:
@@ -199,6 +200,7 @@ def slurm_only_options(program: str) -> dict[str, str]:
     """Options that only Slurm supports, by click's names, with hints for a scheduler whose ``program`` submits."""
     return {
         "error": "stderr is in the log",
+        "grid": "--array 1-6, and read the arguments of each from its index",
         **dict.fromkeys(("sbatch_args", "srun_args"), f"--{program}-arg is for options of {program}"),
         **dict.fromkeys(("teardown", "code", "requeue_on"), "it needs Slurm"),
         **dict.fromkeys(("container_image", "container_mounts"), "it needs Slurm's srun"),

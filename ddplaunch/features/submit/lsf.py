@@ -178,14 +178,14 @@ class Lsf(HostsScheduler):
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
         words = [word for job in jobs for word in self.job_arguments(job)]
         done = deadline.run("bjobs", "-noheader", "-o", _FIELDS, *words)
-        found = list(parse_bjobs(done.stdout))
-        if not found and "is not found" not in done.stderr:
+        states = list(parse_bjobs(done.stdout))
+        if not states and "is not found" not in done.stderr:
             return None
-        known = group_by_job(jobs, found)
+        known = group_by_job(jobs, states)
         if missing := [job for job in jobs if job not in known]:
             words = [word for job in missing for word in self.job_arguments(job)]
-            found += parse_bhist(deadline.run("bhist", "-l", "-n", "0", *words).stdout)
-        return found
+            states += parse_bhist(deadline.run("bhist", "-l", "-n", "0", *words).stdout)
+        return states
 
 
 def parse_bjobs(shown: str) -> Iterator[BatchJobState]:
@@ -223,10 +223,10 @@ def parse_bhist(history: str) -> Iterator[BatchJobState]:
 
 def _failed_state(code: int | None, reason: str) -> BatchJobState:
     """Return the state of a job that did not succeed."""
-    found = re.search(r"TERM_([A-Z_]+)", reason)
-    if found and found[1] in _TERMINATION_REASONS:
-        how, exit_code = _TERMINATION_REASONS[found[1]]
+    match = re.search(r"TERM_([A-Z_]+)", reason)
+    if match and match[1] in _TERMINATION_REASONS:
+        how, exit_code = _TERMINATION_REASONS[match[1]]
         return ended_state(exit_code, how)
     if code is None:
         return ended_state(EXIT_SIGNAL + 15, "was killed before it began")
-    return ended_state(code or 1, f"was killed: LSF reports {found[0]}" if found else "failed")
+    return ended_state(code or 1, f"was killed: LSF reports {match[0]}" if match else "failed")

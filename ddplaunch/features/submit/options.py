@@ -20,10 +20,15 @@ from ddplaunch.features.submit.batch_command import (
     option,
     pattern_reader,
 )
+from ddplaunch.features.submit.grid import read_axes
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES, SUBMIT_COMMANDS
 
 REFUSED_OPTIONS = {
-    **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name != "--exclude"},
+    **{
+        name: hint
+        for name, hint in batch_command.REFUSED_RUN_OPTIONS.items()
+        if name not in ("--exclude", "--remote-python")
+    },
     "--env": "export it: a Slurm job inherits the variables of this shell",
     "--token": "set DDPLAUNCH_TOKEN: Slurm passes it on, and it is not written to the script",
     "--json": "--dry-run prints the script",
@@ -153,6 +158,10 @@ HEADINGS = {
         option("--array", "LIST",
                "Submit a job for each index, like 0-3.",
                pattern_reader(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2")),
+        option("--grid", "ARG VALUES",
+               "Submit a run for each value of an argument of the program, like '--lr 0.1,0.2'; "
+               "of several, for each combination", read_axes, multiple=True),
+        click.Option(["--yes"], is_flag=True, help="Submit a --grid of more than 100 runs."),
         JOB_NAME,
         option("--output", "FILE",
                "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
@@ -168,12 +177,18 @@ HEADINGS = {
     ),
     "For Grid Engine, PBS and LSF": (
         click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_choose_scheduler,
-                     help="Scheduler: slurm, sge (Grid Engine), pbs, lsf or kubernetes."),
+                     help="Scheduler: slurm, sge (Grid Engine), pbs, lsf, kubernetes, or local for this machine."),
         option("--pe", "NAME",
                "Parallel environment of Grid Engine, with the same number of slots on each host."),
         option("--qsub-arg qsub_args", "OPTION", "Another option for qsub, like --qsub-arg='-l h_vmem=4G'",
                multiple=True),
         option("--bsub-arg bsub_args", "OPTION", "Another option for bsub, like --bsub-arg='-M 200G'", multiple=True),
+    ),
+    "From another machine": (
+        option("--via", "HOST[:DIR]",
+               "Submit on this login node, over SSH, in this folder there.  [default: the home folder]"),
+        option("--remote-python", "PATH",
+               "With --via: path of Python there.  [default: the path of this Python]"),
     ),
     "Environment of the job": (
         option("--setup", "FILE|CMD", "File to source, or command to run, before the job starts", multiple=True),
@@ -205,7 +220,7 @@ HEADINGS = {
 
 COMMON_OPTIONS = (
     "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
-    "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
+    "--array", "--grid", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
 """The options in ``--help``."""
 

@@ -199,11 +199,11 @@ def _format_size(text: str) -> str:
 def parse_qstat(output: str) -> Iterator[BatchJobState]:
     """Parse ``qstat -f``: the state of each job."""
     for text in re.split(r"(?m)^(?=Job Id: )", output):
-        found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
+        match = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
         # Lines are ``    name = value``; a long value continues on the next lines, after a tab.
         fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", text.replace("\n\t", "")))
-        if found and "job_state" in fields:
-            job = JobId(found[1] + (found[3] or ""), index=found[2])
+        if match and "job_state" in fields:
+            job = JobId(match[1] + (match[3] or ""), index=match[2])
             yield replace(_parse_state(fields), job=job, number=job.text)
 
 

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_USAGE, LaunchError, UsageError
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
-from ddplaunch.cli import launcher_command
-from ddplaunch.features.runs.run_totals import suggest_excludes
+from ddplaunch.cli import LAUNCHER_COMMENT, launcher_command
 from ddplaunch.features.submit import slurm_output
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
+from ddplaunch.observe.history.blamed_hosts import find_hosts_to_exclude
 from ddplaunch.system.clusters.nodelist import expand_hosts
 from ddplaunch.system.code_version import CODE_VARIABLE
 from ddplaunch.system.schedulers.scheduler import (
@@ -105,7 +105,8 @@ class Slurm(BatchScheduler):
 
     def script_parts(self, job: BatchJob) -> Iterator[Iterable[str]]:
         yield from (_head_lines(job, self.output_pattern(job)), [""], _trap_lines(job))
-        yield from (_teardown_lines(job), _setup(job), _code_lines(job), _step_lines(job), _tail_lines(job))
+        yield from (_teardown_lines(job), _setup(job), _code_lines(job))
+        yield from (job.grid_lines("$SLURM_ARRAY_TASK_ID"), _step_lines(job), _tail_lines(job))
 
     def log_name(self, job: BatchJob) -> str:
         return self.output_pattern(job)
@@ -120,13 +121,13 @@ class Slurm(BatchScheduler):
         yield from super().job_notes(job)
         passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.extra_options)
         if job.cpus_per_task is None and not job.exclusive and not passed:
-            yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm allocates more"
+            yield "Slurm may give each node one CPU for all ranks; set --cpus-per-task"
         if job.container_image:
             yield "the target was not checked: it is in the image"
             if not _has_containers():
                 yield "srun has no --container-image here: the job will fail unless the nodes have pyxis"
         excluded = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
-        if bad := [each for each in suggest_excludes(time.time()) if each.host not in excluded]:
+        if bad := [each for each in find_hosts_to_exclude(time.time()) if each.host not in excluded]:
             failed = join_names(f"{each.host} ({each.times} times)" for each in bad)
             hosts = ",".join([*([job.exclude] if job.exclude else []), *(each.host for each in bad)])
             yield f"failed in your jobs of the last 7 days: {failed}; to exclude them: --exclude {hosts}"
@@ -158,7 +159,7 @@ class Slurm(BatchScheduler):
         return ("-M", job.cluster, job.text) if job.cluster else (job.text,)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
-        found = list[BatchJobState]()
+        states = list[BatchJobState]()
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of_cluster = [job for job in jobs if job.cluster == cluster]
             where = ["-M", cluster] if cluster else []
@@ -167,11 +168,11 @@ class Slurm(BatchScheduler):
             done = deadline.run("squeue", *where, *words)
             if done.returncode and "Invalid job id" not in done.stderr:
                 return None
-            found += slurm_output.parse_squeue(done.stdout, cluster)
-            known = group_by_job(of_cluster, found)
+            states += slurm_output.parse_squeue(done.stdout, cluster)
+            known = group_by_job(of_cluster, states)
             if missing := [job for job in of_cluster if job not in known]:
-                found += _query_sacct(missing, deadline)
-        return found
+                states += _query_sacct(missing, deadline)
+        return states
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
         """Query scontrol; sacct for a job that it no longer knows, after MinJobAge of slurm.conf (300 s)."""
@@ -297,7 +298,7 @@ def _check(job: BatchJob) -> None:
         raise UsageError(f"--mem-per-gpu {job.mem_per_gpu}: the job asks for no GPU", "add --gpus-per-node 8")
     if job.nodelist and job.exclude:
         both = set[str]()
-        with suppress(UsageError):  # a form that we do not know is sbatch's to read
+        with suppress(UsageError):  # an unknown form is left to sbatch
             both = set(expand_hosts(job.nodelist, "--nodelist")) & set(expand_hosts(job.exclude, "--exclude"))
         if both:
             what = f"--nodelist {job.nodelist} and --exclude {job.exclude} both have {join_names(sorted(both))}"
@@ -409,6 +410,7 @@ def _step_lines(job: BatchJob) -> Iterator[str]:
     yield 'rm -f "$exit_file"'
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together;"
     yield "# srun must not kill one because another has ended."
+    yield f"# {LAUNCHER_COMMENT}"
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
     yield f'DDPLAUNCH_EXIT_FILE="$exit_file" srun {counts} \\'
     yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
@@ -428,7 +430,7 @@ def _step_lines(job: BatchJob) -> Iterator[str]:
         yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(start)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join(launcher_command(job.interpreter))} \\"
-    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _runs_srun_in_background(job) else ''}"
+    yield f"  run --cluster slurm {job.command_line}{' &' if _runs_srun_in_background(job) else ''}"
 
 
 def _runs_srun_in_background(job: BatchJob) -> bool:

@@ -56,23 +56,23 @@ def parse_scontrol(text: str) -> BatchJobState | None:
     ArrayTaskId=0 JobName=x …``.
     """
 
-    def found(pattern: str) -> str | None:
+    def search(pattern: str) -> str | None:
         match = re.search(pattern, text, re.MULTILINE)
         return match[1] if match else None
 
-    state = found(r" JobState=(\S+) Reason=\S+")
+    state = search(r" JobState=(\S+) Reason=\S+")
     if state is None:
         return None
-    own, _, signal = (found(r" ExitCode=(\d+:\d+)") or "0:0").partition(":")
-    log, errors = (found(rf" {name}=(.*?)(?: \w+=|$)") for name in ("StdOut", "StdErr"))
-    restarts = int(found(r" Requeue=\d Restarts=(\d+)") or 0)
-    preempted = found(r" PreemptTime=(\d)") is not None
-    array, index = found(r"^JobId=\d+ ArrayJobId=(\d+)"), found(r"^JobId=\d+ .*?ArrayTaskId=(\S+)")
+    own, _, signal = (search(r" ExitCode=(\d+:\d+)") or "0:0").partition(":")
+    log, errors = (search(rf" {name}=(.*?)(?: \w+=|$)") for name in ("StdOut", "StdErr"))
+    restarts = int(search(r" Requeue=\d Restarts=(\d+)") or 0)
+    preempted = search(r" PreemptTime=(\d)") is not None
+    array, index = search(r"^JobId=\d+ ArrayJobId=(\d+)"), search(r"^JobId=\d+ .*?ArrayTaskId=(\S+)")
     return replace(
-        _make_state(state, found(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
+        _make_state(state, search(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
         job=JobId(array, None, index) if array and index else None,
-        number=found(r"^JobId=(\d+)") or "",
-        host=found(r" BatchHost=(\S+)"),
+        number=search(r"^JobId=(\d+)") or "",
+        host=search(r" BatchHost=(\S+)"),
         log_path=log,
         stderr_path=errors if log and errors != log else None,
     )

@@ -39,12 +39,12 @@ def warm(stop: bool) -> None:
 
 def _print_table(zygotes: list[WarmStatus]) -> None:
     rows = []
-    for each in zygotes:
-        pss = _memory(each["pid"])
-        left = "in use" if each["remaining_s"] is None else format_elapsed(each["remaining_s"])
-        age, memory = format_elapsed(time.time() - each["started_at"]), "-" if pss is None else format_size(pss)
-        modules = _format_modules(each["modules"])
-        rows.append((str(each["pid"]), memory, age, left, str(each["runs_served"]), modules, each["working_dir"]))
+    for zygote in zygotes:
+        pss = _memory(zygote["pid"])
+        left = "in use" if zygote["remaining_s"] is None else format_elapsed(zygote["remaining_s"])
+        age, memory = format_elapsed(time.time() - zygote["started_at"]), "-" if pss is None else format_size(pss)
+        modules = _format_modules(zygote["modules"])
+        rows.append((str(zygote["pid"]), memory, age, left, str(zygote["runs_served"]), modules, zygote["working_dir"]))
     for line in format_table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
         click.echo(line)
 

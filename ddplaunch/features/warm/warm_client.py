@@ -78,12 +78,12 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
 
     Sockets of zygotes that were killed are removed.
     """
-    found: list[WarmStatus | str] = []
+    replies: list[WarmStatus | str] = []
     for path in warm_sockets.all_sockets():
         try:
             sock = warm_sockets.connect(path)
         except OSError:
-            found.append(path)
+            replies.append(path)
             continue
         if sock is None:
             with suppress(OSError):  # another launcher is just about to listen there
@@ -96,11 +96,11 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
                 answer: Any = zygote_channel.receive_message(sock)[0]
                 if answer.keys() != WarmStatus.__annotations__.keys():
                     raise ValueError("it is of another version")
-                found.append(answer)
+                replies.append(answer)
             except (OSError, EOFError, ValueError, AttributeError):
-                found.append(path)
+                replies.append(path)
     warm_sockets.remove_empty_dirs()
-    return found
+    return replies
 
 
 def receive_reply(guardian_socket: socket.socket, seconds: float) -> Any:
@@ -117,9 +117,9 @@ def receive_reply(guardian_socket: socket.socket, seconds: float) -> Any:
 
 def inherited_fds() -> list[int]:
     """Return the descriptors that a child process would inherit: 0, 1, 2, and those inherited by this process."""
-    found = [0, 1, 2]
+    descriptors = [0, 1, 2]
     for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
         with suppress(OSError):  # that of /proc/self/fd itself is closed by now
             if fd > 2 and os.get_inheritable(fd):
-                found.append(fd)
-    return found
+                descriptors.append(fd)
+    return descriptors

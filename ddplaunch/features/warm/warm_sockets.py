@@ -119,8 +119,8 @@ def remove_empty_dirs() -> None:
 
 def all_sockets() -> list[str]:
     """Return the paths of all sockets, also of zygotes that were killed."""
-    found = []
+    paths = []
     for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):
         with suppress(OSError):
-            found += [os.path.join(path, name) for name in sorted(os.listdir(path))]
-    return found
+            paths += [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return paths

@@ -29,6 +29,8 @@ _NO_SHELL = "the shell that it was started from has ended"
 class WarmZygoteStarter:
     """Connects to the warm zygote of this program and environment, or starts it."""
 
+    child_pid = None
+
     def __init__(self, idle_timeout_s: float, unavailable_reason: str | None) -> None:
         """``idle_timeout_s``: how long an idle warm zygote lives; 0: this run cannot use one, for that reason."""
         self._idle_timeout_s = idle_timeout_s
@@ -50,7 +52,7 @@ class WarmZygoteStarter:
             return None
         control, zygote_control = socket.socketpair()
         guardian_socket, guardian_end = socket.socketpair()
-        found: WarmZygote | None = None
+        zygote: WarmZygote | None = None
         try:
             with process_limits.original_nofile_limit():
                 known = compute_fingerprint(ZYGOTE_SCRIPT, config, environment)
@@ -66,14 +68,14 @@ class WarmZygoteStarter:
                     warm_client.send_order(connection, order, zygote_control, guardian_end)
                 guardian_end.close()
                 if warm_client.hand_over_fds(control, zygote_control, guardian_socket, order["fd_numbers"]):
-                    found = WarmZygote(guardian_socket, None)
+                    zygote = WarmZygote(guardian_socket, None)
                 else:
                     self.unavailable_reason = _read_reason(guardian_socket)
             elif first:
                 # By this socket, as no process that may outlive the launcher must have these descriptors.
                 zygote_channel.send_message(control, {"op": "fd_handover"}, order["fd_numbers"])
                 start = self._start_warm_zygote(path, order, zygote_control, guardian_end)
-                found = WarmZygote(guardian_socket, start)
+                zygote = WarmZygote(guardian_socket, start)
             else:
                 self.unavailable_reason = "the warm zygote has ended"
         except (OSError, KeyError) as error:
@@ -81,10 +83,10 @@ class WarmZygoteStarter:
         finally:
             zygote_control.close()
             guardian_end.close()
-            if found is None:  # a late reply finds closed sockets
+            if zygote is None:  # a late reply finds closed sockets
                 control.close()
                 guardian_socket.close()
-        return (found, control) if found else None
+        return (zygote, control) if zygote else None
 
     def _start_warm_zygote(
         self, path: str, order: WarmOrder, zygote_control: socket.socket, guardian_end: socket.socket

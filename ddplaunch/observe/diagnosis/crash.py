@@ -42,11 +42,13 @@ def _describe_place(rank: RankInspection) -> str:
         return ""
     call = distributed_call_of(rank)
     waiting = [each.collective for each in group_progress(rank).values() if each.first_incomplete and each.collective]
-    found = min(waiting, key=lambda each: each.entered, default=None)
-    if found is None and call is None:
+    collective = min(waiting, key=lambda each: each.entered, default=None)
+    if collective is None and call is None:
         return ""
-    line = collective_entry_line(rank, found.operation) if found else call.place if call else user_line_of(rank)
-    what = _describe_collective(found) if found else call.function if call else ""
+    line = (
+        collective_entry_line(rank, collective.operation) if collective else call.place if call else user_line_of(rank)
+    )
+    what = _describe_collective(collective) if collective else call.function if call else ""
     return what + (f", {format_location(line)}" if line else "")
 
 

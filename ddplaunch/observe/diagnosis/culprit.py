@@ -44,7 +44,7 @@ class Culprit(Struct, frozen=True):
     """The ranks that the others waited for, or that did something else than the others."""
 
     ranks: tuple[int, ...]
-    collective: str  # what they did not enter: "all_reduce #4121", "init_process_group"; "" if unknown
+    collective: str  # the call that they did not enter: "all_reduce #4121", "init_process_group"; "" if unknown
     waiters: int  # how many ranks waited for them
     frame: Frame | None  # the user's line of the first of them
     text: str  # the sentence of the report
@@ -54,7 +54,7 @@ class _TimedOutRank(Struct, frozen=True):
     """A rank that failed only because it had waited for others."""
 
     rank: int
-    function: str  # of torch.distributed, in which it failed; "" if its traceback does not show it
+    function: str  # the function of torch.distributed that failed; "" if the traceback does not show it
     place: Frame | None  # the user's line
     directly: bool  # the user's line itself called what failed: the wait() of a send, or of a collective
 
@@ -76,18 +76,18 @@ def find_culprit(
         folder: the job's; files are named relative to it.
     """
     gone = [_parse_failure(rank, traceback, folder) for rank, traceback in failed]
-    if found := _culprit_from_store(inspection, failed, gone):
-        return found
+    if culprit := _culprit_from_store(inspection, failed, gone):
+        return culprit
     until = _format_timeout(inspection, failed) if timed_out else ""
     all_waits = find_waits(inspection)
     for wait in sorted(all_waits, key=lambda wait: not wait.number):
-        found = (
+        culprit = (
             _culprit_from_cycle(wait, all_waits, inspection)
             if wait.cycle
             else _culprit_from_wait(wait, inspection, gone, until)
         )
-        if found:
-            return found
+        if culprit:
+            return culprit
     return _culprit_from_failures(inspection, gone, until)
 
 
@@ -152,7 +152,7 @@ def _culprit_from_wait(
     missing = [rank for rank in inspection.ranks if rank.rank in roots]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if not missing or (wait.operation in (*POINT_TO_POINT_FUNCTIONS, STORE_WAIT) and len(missing) > 1):
-        return None  # they wait for one of them, and nothing shows which
+        return None  # the ranks wait for one of these, and nothing shows for which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = inspection.by_number[wait.waiting[0]]
         return _culprit_still_running(short_wait_title(wait), wait.waiting, collective_entry_line(alone), missing)
@@ -197,10 +197,10 @@ def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRan
     by_function = [[call for call in sorted(calls, key=lambda call: call[1]) if call[0] == each] for each in functions]
     by_function.sort(key=lambda calls: (-len(calls), calls[0][1]))
     parts = []
-    for each in by_function:
-        function, _, line = each[0]
+    for places in by_function:
+        function, _, line = places[0]
         parts.append(
-            f"{function} on {format_ranks(rank for _, rank, _ in each)}" + (f" ({format_line(line)})" if line else "")
+            f"{function} on {format_ranks(rank for _, rank, _ in places)}" + (f" ({format_line(line)})" if line else "")
         )
     odd = by_function[-1]
     text = f"all ranks waited, but not in the same function: {', '.join(parts[:-1])} and {parts[-1]}"

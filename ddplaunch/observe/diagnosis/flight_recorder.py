@@ -110,13 +110,15 @@ def parse_group_counts(reply: bytes) -> dict[Group, int]:
 
     ``reply`` is written by ``rank/torch_state.py``; -1 is an unknown number. ValueError for anything else.
     """
-    found: dict[Group, int] = {}
+    counts: dict[Group, int] = {}
     try:
         for name, description, ranks, count in islice(json.loads(reply), MAX_GROUPS):
-            found[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(count)
+            counts[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(
+                count
+            )
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError("no groups") from error
-    return found
+    return counts
 
 
 def parse_call(reply: bytes) -> ActiveCall | None:
@@ -162,13 +164,13 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
 
     Raises ValueError if it is not such a dump.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for entries in _by_group(dump).values():
         last = max(entries, key=lambda entry: entry.number)
         waiting = [entry for entry in entries if not entry.completed]
         oldest = min(waiting, key=lambda entry: entry.number, default=last)
-        found += [last] if oldest is last else [oldest, last]
-    return tuple(found)
+        collectives += [last] if oldest is last else [oldest, last]
+    return tuple(collectives)
 
 
 class RecordedCall(NamedTuple):
@@ -192,14 +194,14 @@ def _by_group(dump: bytes) -> dict[str, list[Collective]]:
 
     After ``destroy_process_group`` torch names new groups like the old ones.
     """
-    found: dict[str, list[Collective]] = {}
+    collectives: dict[str, list[Collective]] = {}
     entries = [entry for entry in _entries(dump) if not entry.is_p2p]  # NCCL numbers its send and recv separately
     newest = {entry.group[0]: entry.pg_id for entry in sorted(entries, key=lambda entry: entry.pg_id)}
     for entry in entries:
         group = entry.group[0]
-        if entry.pg_id == newest[group] and (len(found) < MAX_GROUPS or group in found):
-            found.setdefault(group, []).append(_collective(entry))
-    return found
+        if entry.pg_id == newest[group] and (len(collectives) < MAX_GROUPS or group in collectives):
+            collectives.setdefault(group, []).append(_collective(entry))
+    return collectives
 
 
 def _entries(dump: bytes) -> list[RecordedOperation]:

@@ -48,9 +48,9 @@ def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS)
             if number < expected:  # another group with the name of one that was destroyed
                 of_group.clear()
         of_group.append((number, [microseconds]))
-    found = [
+    arrivals = [
         CollectiveArrivals(rank, *group, first, times[0] / 1e6, tuple(b - a for a, b in pairwise(times)))
         for group, of_group in runs.items()
         for first, times in of_group
     ]
-    return tuple(found[-_MAX_SEQUENCES:])
+    return tuple(arrivals[-_MAX_SEQUENCES:])

@@ -41,7 +41,7 @@ class ProcessCondition(Enum):
     ALIVE = "alive"
     STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
     BLOCKED = "blocked"  # in uninterruptible sleep (state D): waits for a disk or a driver
-    ENDING = "ending"  # its program has ended, the interpreter is shutting down
+    ENDING = "ending"  # the program has ended, and the interpreter is shutting down
     EXITED = "exited"
     REPLACED = "replaced"  # the rank has executed another program (execve)
     PENDING = "pending"  # no process yet
@@ -105,7 +105,7 @@ class ActiveCall(Struct, frozen=True):
     names: Count | None  # the rank in its arguments: the peer of a send or recv, the root, its own
     members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
     key: TextLine = ""  # of the store, if it waits for one: "epoch/1"; "" if unknown
-    world_size: Count = 0  # with which it called ``init_process_group``; 0 if unknown
+    world_size: Count = 0  # the argument of ``init_process_group``; 0 if unknown
 
 
 class CollectiveArrivals(Struct, frozen=True):
@@ -114,7 +114,7 @@ class CollectiveArrivals(Struct, frozen=True):
     rank: Count
     group: TextLine  # torch's name of the group, one in a job: "0" is the default one
     description: TextLine  # "default_pg", "mesh_dp", or "undefined"
-    number: Size  # of the first collective, counted in the group
+    number: Size  # the number of the first collective in its group
     began: Timestamp  # seconds since the epoch, when the rank arrived at it, by the clock of its host
     gaps: MicrosecondGaps  # microseconds from each arrival to the next
 
@@ -155,6 +155,7 @@ class RankInspection(Struct, frozen=True):
     awaits: TextLine = ""  # the peer that its main thread waits for: "store" (the job's), "10.0.0.7:443"
     asleep: TextLine = ""  # what its main thread sleeps in, from the kernel: "waits for a file lock", or "asleep"
     lock_holder: Count | None = None  # the rank that holds this file lock
+    library: TextLine = ""  # "torchcomms", if it has no process group and this library, which keeps its own records
     thread_error: TextLine = ""  # "its thread feed had failed: OSError: …", by its output, if it waits for a thread
 
 

@@ -38,15 +38,15 @@ class BusyRank(Struct, frozen=True):
 
 def find_busy_ranks(inspection: Inspection) -> list[BusyRank]:
     """Return the ranks that others wait for, and that neither read nor write much: that would be a checkpoint."""
-    found = inspection.ranks
-    if any(rank.moved for rank in found):
+    ranks = inspection.ranks
+    if any(rank.moved for rank in ranks):
         return []
-    key = tuple((rank.rank, rank.groups) for rank in found if rank.answers is not False)
+    key = tuple((rank.rank, rank.groups) for rank in ranks if rank.answers is not False)
     waits: dict[int, Wait] = {}
     for wait in find_waits(inspection):
         for rank in wait.roots:
             waits.setdefault(rank, wait)
-    busy = ((rank, waits[rank.rank]) for rank in found if rank.rank in waits and _computes(rank))
+    busy = ((rank, waits[rank.rank]) for rank in ranks if rank.rank in waits and _computes(rank))
     return [BusyRank(rank, wait, key) for rank, wait in busy]
 
 

@@ -48,10 +48,10 @@ def add_usage(
     seconds = inspection.moment - earlier.moment
     before = {(each.host, each.program, each.pid): each.cpu for each in earlier.programs if each.is_running}
 
-    def complete(program: ProgramInspection) -> ProgramInspection:
+    def add_usage_of(program: ProgramInspection) -> ProgramInspection:
         used = before.get((program.host, program.program, program.pid))
         known = program.is_running and used is not None and seconds > 0
         busy = max(0.0, program.cpu - (used or 0.0)) / seconds if known else None
         return replace(program, busy=busy, gpu_busy=gpu_busy.get(program.program))
 
-    return tuple(map(complete, inspection.programs))
+    return tuple(map(add_usage_of, inspection.programs))

@@ -273,7 +273,7 @@ def may_wait(rank: RankInspection) -> bool:
     return inside in UNRECORDED_FUNCTIONS or waiting_call_of(rank) is not None
 
 
-def thread_in(rank: RankInspection, operation: str = "") -> Thread | None:
+def collective_thread(rank: RankInspection, operation: str = "") -> Thread | None:
     """Return the thread that runs a collective: the first in that function, else in any, else the main thread."""
     inside = [(call, thread) for thread in rank.threads if (call := distributed_call_in(thread.frames))]
     exact = (
@@ -286,7 +286,7 @@ def thread_in(rank: RankInspection, operation: str = "") -> Thread | None:
 
 def collective_entry_line(rank: RankInspection, operation: str = "") -> Frame | None:
     """Return the user's line from which a rank has entered the collective that it waits in."""
-    thread = thread_in(rank, operation)
+    thread = collective_thread(rank, operation)
     return (user_frame(thread.frames) if thread else None) or user_line_of(rank)
 
 
@@ -339,7 +339,7 @@ def may_wait_for_thread(rank: RankInspection) -> bool:
 
 def describe_workers(rank: RankInspection) -> list[str]:
     """Describe its child processes: "a worker: read at data.py:9", "worker pid 4711 is stopped (SIGSTOP)"."""
-    name = worker_name(rank)
+    name = worker_noun(rank)
     gone = [
         f"{name} pid {each.pid} has ended: {format_exit(each.code)}" for each in rank.workers if each.code is not None
     ]
@@ -350,14 +350,14 @@ def describe_workers(rank: RankInspection) -> list[str]:
 
 def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
     """Describe its other threads and tasks in the program's code: "another thread: upload at train.py:31"."""
-    found: dict[str, None] = {}
+    places: dict[str, None] = {}
     for each in rank.threads[1:]:
         if (at := user_frame(each.frames)) and at != line:
-            found[f"another {each.title.partition(' ')[0]}: {format_location(at)}"] = None
-    return list(found)
+            places[f"another {each.title.partition(' ')[0]}: {format_location(at)}"] = None
+    return list(places)
 
 
-def worker_name(rank: RankInspection) -> str:
+def worker_noun(rank: RankInspection) -> str:
     """Return the noun for the child processes that a rank waits for: "worker" (DataLoader) or "child process"."""
     return "worker" if describe_other_wait(rank) == DATALOADER_WAIT_TEXT else "child process"
 
@@ -396,7 +396,7 @@ def has_ended(rank: RankInspection) -> bool:
 
 
 def runs_program(rank: RankInspection) -> bool:
-    """Whether a rank's program has not ended, and is not outside of it, say between two calls of a session."""
+    """Whether a rank runs the user's program: it has not ended, and is not between two calls of a session."""
     return not has_ended(rank) and not rank.outside
 
 
@@ -406,15 +406,15 @@ def group_progress(rank: RankInspection) -> dict[str, GroupProgress]:
     torch's counter of completed operations is only a hint: gloo's threads write it in any order, so it can stay at an
     older collective for ever. The entries of the flight recorder are exact.
     """
-    found: dict[str, GroupProgress] = {}
+    progress: dict[str, GroupProgress] = {}
     for state in reversed(rank.groups):
         stuck = state.enqueued if state.enqueued > state.completed else 0
-        found[state.group] = GroupProgress(state.enqueued, stuck, None, False)
+        progress[state.group] = GroupProgress(state.enqueued, stuck, None, False)
     last: dict[str, list[Collective]] = {}
     for each in rank.last:
         last.setdefault(each.group, []).append(each)
     for group, of_group in last.items():
         oldest = next((each for each in of_group if not each.completed), None)
         stuck = oldest.number if oldest else 0
-        found[group] = GroupProgress(of_group[-1].number, stuck, oldest or of_group[-1], True)
-    return found
+        progress[group] = GroupProgress(of_group[-1].number, stuck, oldest or of_group[-1], True)
+    return progress

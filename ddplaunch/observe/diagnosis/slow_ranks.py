@@ -91,12 +91,12 @@ def measure_lateness(
     """
     table = _RankClocks(clocks or {})
     groups: dict[str, _GroupArrivals] = {}
-    for each in arrivals:
-        group = groups.setdefault(each.group, _GroupArrivals(each.description))
-        group.ranks.add(each.rank)
-        offset = table[each.rank].offset_s
-        for number, seconds in each:
-            group.arrived[number].append((seconds - offset, each.rank))
+    for collectives in arrivals:
+        group = groups.setdefault(collectives.group, _GroupArrivals(collectives.description))
+        group.ranks.add(collectives.rank)
+        offset = table[collectives.rank].offset_s
+        for number, seconds in collectives:
+            group.arrived[number].append((seconds - offset, collectives.rank))
     comparable = {name: group for name, group in groups.items() if group.keep_comparable()}
     excuses = _WaitsElsewhere(comparable)
     return tuple(_group_lateness(name, group, table, excuses) for name, group in comparable.items())
@@ -104,12 +104,12 @@ def measure_lateness(
 
 def mean_lateness(groups: Iterable[GroupLateness]) -> dict[int, float]:
     """Return by rank the mean lateness in seconds over all compared collectives."""
-    found: dict[int, float] = {}
+    lateness: dict[int, float] = {}
     for group in groups:
         for each in group.ranks:
             mean = each.lateness * each.times_last / group.collectives
-            found[each.rank] = max(mean, found.get(each.rank, 0.0))
-    return found
+            lateness[each.rank] = max(mean, lateness.get(each.rank, 0.0))
+    return lateness
 
 
 class _RankClocks(dict[int, RankClock]):
@@ -166,12 +166,14 @@ class _WaitsElsewhere:
 
 
 def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excuses: _WaitsElsewhere) -> GroupLateness:
-    noise = max(MIN_LATENESS_S, median(_median_arrival(found)[0] - found[0][0] for found in group.arrived.values()))
+    noise = max(
+        MIN_LATENESS_S, median(_median_arrival(arrivals)[0] - arrivals[0][0] for arrivals in group.arrived.values())
+    )
     late: defaultdict[int, list[float]] = defaultdict(list)
     excused: defaultdict[int, float] = defaultdict(float)
     unclear, errors = 0.0, []
-    for number, found in group.arrived.items():
-        (seconds, rank), (middle, other) = found[-1], _median_arrival(found)
+    for number, arrivals in group.arrived.items():
+        (seconds, rank), (middle, other) = arrivals[-1], _median_arrival(arrivals)
         excuse = min(seconds - middle, excuses.seconds_waited_elsewhere(name, number, rank, other))
         lateness, error = seconds - middle - excuse, clocks.error(rank, other)
         excused[rank] += excuse
@@ -181,8 +183,8 @@ def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excus
         elif lateness > noise or error == math.inf:
             unclear += lateness if error < math.inf else error
             errors.append(error)
-    first = min(found[0][0] for found in group.arrived.values())
-    total = max(found[-1][0] for found in group.arrived.values()) - first or 1.0
+    first = min(arrivals[0][0] for arrivals in group.arrived.values())
+    total = max(arrivals[-1][0] for arrivals in group.arrived.values()) - first or 1.0
     ranks = []
     for rank in sorted(group.ranks):
         waits = sorted(late[rank])

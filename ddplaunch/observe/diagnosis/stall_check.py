@@ -12,13 +12,13 @@ from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition,
 from ddplaunch.observe.diagnosis.rank_position import (
     NEW_GROUP,
     STORE_WAIT,
+    collective_thread,
     describe_call,
     distributed_call_of,
     has_ended,
     is_deadlocked,
     library_calls,
     runs_program,
-    thread_in,
     waiting_call_of,
 )
 from ddplaunch.observe.diagnosis.wait_sentences import (
@@ -54,7 +54,7 @@ class Stall(NamedTuple):
     trace: str  # the rank's stack, in Python's format; "" if unknown
     seconds: float  # how long ranks have waited
     is_alive: bool  # the rank has not ended
-    only_looks_idle: bool  # the rank may be busy although it looks idle: it is neither stopped nor waits for others
+    only_looks_idle: bool  # the rank may be busy though it looks idle: it is not stopped, and waits for no other rank
     killable: bool  # stopping may help: a rank in uninterruptible sleep may only be slow, and cannot be killed
     progress_key: tuple[object, ...]  # equal as long as no rank enters or completes a collective
     location: str  # where the rank is; the program may come there again
@@ -79,8 +79,8 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         strict: a job that uses collectives has stalled also if all its ranks are idle and none is in a collective.
         noisy: seconds of waiting after which output does not count.
     """
-    found = inspection.ranks
-    if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):
+    ranks = inspection.ranks
+    if inspection.silent or len(ranks) < inspection.world_size or any(rank.moved for rank in ranks):
         return StallCheck()
     by_number = inspection.by_number
     waiting = find_waits(inspection)
@@ -89,10 +89,10 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         awaited = {rank for wait in waiting for rank in wait.roots}
         if any(wait.has_unreachable_members for wait in waiting):
             awaited |= by_number.keys() - inside
-    elif deadlocked := {rank.rank for rank in found if is_deadlocked(rank)}:
+    elif deadlocked := {rank.rank for rank in ranks if is_deadlocked(rank)}:
         awaited = deadlocked
-    elif strict and any(rank.groups or rank.answers is not None for rank in found):
-        awaited = {rank.rank for rank in found if runs_program(rank)}
+    elif strict and any(rank.groups or rank.answers is not None for rank in ranks):
+        awaited = {rank.rank for rank in ranks if runs_program(rank)}
     else:
         awaited = set()
     # Ranks that may set the store's key; and, with an old torch, ranks that may be in a new collective each time.
@@ -103,7 +103,7 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
     standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
     # If no rank is missing, the last that began to wait counts, else the first.
     lasted = (max if inside and awaited else min)(standing, default=0.0)
-    silence = min((rank.quiet for rank in found if rank.quiet is not None), default=timeout)
+    silence = min((rank.quiet for rank in ranks if rank.quiet is not None), default=timeout)
     if waiting and lasted >= noisy:
         silence = lasted
     elif silence < timeout * (1 - _CLOCK_MARGIN):  # the stall detector of that node has not expired yet
@@ -117,7 +117,7 @@ def _describe_stall(
     inspection: Inspection, waiting: Sequence[Wait], inside: Collection[int], awaited: Collection[int], lasted: float
 ) -> Stall:
     """Describe a stall: ranks ``inside`` waits have waited ``lasted`` seconds for the ``awaited`` ranks."""
-    found, by_number = inspection.ranks, inspection.by_number
+    ranks, by_number = inspection.ranks, inspection.by_number
     # If ranks have entered different collectives, the smallest group is at fault.
     entered, odd = waiting[0].mismatched[-1] if waiting and waiting[0].mismatched else (None, ())
     if waiting and waiting[0].operation == NEW_GROUP and waiting[0].missing:
@@ -128,13 +128,13 @@ def _describe_stall(
         text = describe_wait(waiting[0], inspection)
     elif is_deadlocked(first):
         text = _describe_ranks([by_number[each] for each in sorted(awaited)])
-    elif few := find_uneven_counts(found):
+    elif few := find_uneven_counts(ranks):
         first = next(iter(few.values()))[0]
-        text = f"all ranks are idle, and {describe_uneven_counts(found)}"
+        text = f"all ranks are idle, and {describe_uneven_counts(ranks)}"
     else:
         text = f"all ranks are idle: {describe_activity(inspection)}"
     killable = not any(by_number[rank].condition is ProcessCondition.BLOCKED for rank in awaited)
-    progress_key = tuple((rank.rank, rank.groups) for rank in found)
+    progress_key = tuple((rank.rank, rank.groups) for rank in ranks)
     knows_why = waiting_call_of(first) is not None or is_deadlocked(first)
     idle = bool(awaited) and first.condition is ProcessCondition.ALIVE and not knows_why
     return Stall(
@@ -165,7 +165,7 @@ def is_working(rank: RankInspection) -> bool:
 
 def format_trace(rank: RankInspection, operation: str = "") -> str:
     """Format the user's frames of the thread that runs a collective as Python does, the innermost last."""
-    thread = thread_in(rank, operation)
+    thread = collective_thread(rank, operation)
     frames = thread.frames if thread else ()
     return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames) if f.own)
 
@@ -199,11 +199,11 @@ def describe_locations(found: Sequence[RankInspection]) -> str:
     return "; ".join([*parts[:_MAX_NAMED], *more])
 
 
-def _ranks_by_location(found: Sequence[RankInspection]) -> dict[str, list[int]]:
+def _ranks_by_location(ranks: Sequence[RankInspection]) -> dict[str, list[int]]:
     """Return the ranks by location."""
     by_location: dict[str, list[int]] = {}
-    apart = library_calls(found, found)
-    for rank in found:
+    apart = library_calls(ranks, ranks)
+    for rank in ranks:
         by_location.setdefault(_location_of(rank, apart.get(rank.rank)), []).append(rank.rank)
     return by_location
 

@@ -22,25 +22,25 @@ def group_by_chain_end(partners: Mapping[int, int | None], matched: Collection[i
     ``partners``: by rank, the one that it sends to or receives from; ``matched``: the ranks whose partner is in the
     matching call.
     """
-    found: dict[int, ChainEnd] = dict.fromkeys(matched, ChainEnd(has_matching_partner=True))
+    ends: dict[int, ChainEnd] = dict.fromkeys(matched, ChainEnd(has_matching_partner=True))
     for first in sorted(partners):
         chain: list[int] = []
         passed: set[int] = set()
         rank: int | None = first
-        while rank is not None and rank in partners and rank not in found and rank not in passed:
+        while rank is not None and rank in partners and rank not in ends and rank not in passed:
             chain.append(rank)
             passed.add(rank)
             rank = partners[rank]
         if rank in passed:
             end = ChainEnd(cycle=_rotate_to_lowest(chain[chain.index(rank) :]))
-        elif rank in found and rank not in matched:
-            end = found[rank]
+        elif rank in ends and rank not in matched:
+            end = ends[rank]
         else:
             end = ChainEnd(rank)
-        found.update(dict.fromkeys(chain, end))
+        ends.update(dict.fromkeys(chain, end))
     together: dict[ChainEnd, list[int]] = {}
     for rank in sorted(partners):
-        together.setdefault(found[rank], []).append(rank)
+        together.setdefault(ends[rank], []).append(rank)
     return together
 
 

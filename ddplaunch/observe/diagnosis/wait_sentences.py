@@ -153,16 +153,17 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
 def _describe_given_worlds(wait: Wait, inspection: Inspection) -> str:
     """Describe with which world sizes and ranks ``init_process_group`` was called, if these cannot be right; else "".
 
-    The evidence are the variables of the calls. That ranks "cannot reach each other" nothing shows: it is what is left.
+    The evidence are the variables of the calls. Nothing shows that ranks "cannot reach each other": the
+    sentence is used when no other cause is known.
     """
     calls = {rank: inside for rank in wait.waiting if (inside := inspection.by_number[rank].inside)}
     sizes: dict[int, list[int]] = {}
     given: dict[int, list[int]] = {}
-    for rank, each in calls.items():
-        if each.world_size:
-            sizes.setdefault(each.world_size, []).append(rank)
-        if each.world_size and each.names is not None:
-            given.setdefault(each.names, []).append(rank)
+    for rank, call in calls.items():
+        if call.world_size:
+            sizes.setdefault(call.world_size, []).append(rank)
+        if call.world_size and call.names is not None:
+            given.setdefault(call.names, []).append(rank)
     wrong = {size: ranks for size, ranks in sizes.items() if size != inspection.world_size}
     if wrong:
         some = [
@@ -215,7 +216,7 @@ def describe_halt(rank: RankInspection) -> HaltText:
     if rank.condition is ProcessCondition.EXITED:  # the only evidence for "has ended": its process is gone
         state = "ended" if rank.code is None else f"ended ({format_exit(rank.code)})"
         return HaltText(state, f"has {state}", state)
-    state = rank.outside or ("ending" if has_ended(rank) else "")  # or it has failed, which nothing shows yet
+    state = rank.outside or ("ending" if has_ended(rank) else "")  # or the rank has failed, which nothing shows yet
     return HaltText(state, f"is {state}", f"was {state}") if state else HaltText("", "", "")
 
 
@@ -227,10 +228,10 @@ def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
     kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.mismatched, roots, strict=True)}
     tensors = len(kinds) < len(wait.mismatched)
     parts = []
-    for (each, numbers), root in zip(wait.mismatched, roots, strict=True):
-        line = collective_entry_line(by_number[numbers[0]], each.operation)
-        what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
-        what += f" {ROOTED_FUNCTIONS[each.operation]} rank {root}" if rooted else ""
+    for (call, numbers), root in zip(wait.mismatched, roots, strict=True):
+        line = collective_entry_line(by_number[numbers[0]], call.operation)
+        what = call.operation + (f" of {call.tensors or 'nothing'}" if tensors else "")
+        what += f" {ROOTED_FUNCTIONS[call.operation]} rank {root}" if rooted else ""
         parts.append(f"{what} on {format_ranks(numbers)}" + (f" ({format_line(line)})" if line else ""))
     return f"#{wait.number} of {wait.group} is {', '.join(parts[:-1])} and {parts[-1]}"
 
@@ -256,13 +257,13 @@ def _describe_no_wait(inspection: Inspection) -> str:
     return "no rank waits for another rank"
 
 
-def describe_uneven_counts(found: Sequence[RankInspection]) -> str:
+def describe_uneven_counts(ranks: Sequence[RankInspection]) -> str:
     """Describe which ranks have begun fewer operations of a group than others; "" if all have begun as many.
 
     Sends count too, so this proves nothing; but without a flight recorder nothing else is known.
     """
     parts: list[str] = []
-    for count, some in find_uneven_counts(found).items():
+    for count, some in find_uneven_counts(ranks).items():
         verb = "has" if len(some) == 1 else "have"
         parts.append(f"{format_ranks(each.rank for each in some)} {verb} begun {count}")
         if len(parts) == 1:
@@ -271,15 +272,15 @@ def describe_uneven_counts(found: Sequence[RankInspection]) -> str:
     return ", ".join(parts[:_MAX_PAIRS])
 
 
-def find_uneven_counts(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
+def find_uneven_counts(ranks: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
     """Return the ranks by how many operations they have begun, fewest first, of the first group where that differs.
 
     Ranks that have ended are left out. Empty if a flight recorder has replied: that shows who waits, numbers do not.
     """
-    if any(rank.answers for rank in found):
+    if any(rank.answers for rank in ranks):
         return {}
     groups: dict[str, dict[int, list[RankInspection]]] = {}
-    for rank in found:
+    for rank in ranks:
         for each in () if has_ended(rank) else rank.groups:
             groups.setdefault(each.group, {}).setdefault(each.enqueued, []).append(rank)
     first = next((by_count for _, by_count in sorted(groups.items()) if len(by_count) > 1), {})

@@ -115,7 +115,7 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
         elif view.counts_point_to_point(group) or (
             (wait := view.find_wait(group)) and not (wait.missing or wait.mismatched)
         ):
-            needed.update(n for n, rank in view.ranks.items() if group in view.each[n] and not rank.moved)
+            needed.update(n for n, rank in view.ranks.items() if group in view.progress[n] and not rank.moved)
     return tuple(number for number in sorted(needed) if not view.ranks[number].last)
 
 
@@ -145,7 +145,9 @@ class _InspectionView:
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
         self.ranks = inspection.by_number
-        self.each = {number: group_progress(rank) for number, rank in self.ranks.items()}  # a job may have many groups
+        self.progress = {
+            number: group_progress(rank) for number, rank in self.ranks.items()
+        }  # a job may have many groups
         self.mixed = {each.group for rank in inspection.ranks for each in rank.last if not each.alone}
         names = {each.group for rank in inspection.ranks for each in rank.groups}
         names |= {each.group for rank in inspection.ranks for each in rank.last}
@@ -172,7 +174,7 @@ class _InspectionView:
     def comparable_progress(self, group: str) -> dict[int, GroupProgress]:
         """Return the progress of the ranks in a group, as far as it can be compared."""
         certain = self.counts_point_to_point(group)
-        found = ((number, of_rank.get(group)) for number, of_rank in self.each.items())
+        found = ((number, of_rank.get(group)) for number, of_rank in self.progress.items())
         return {number: each for number, each in found if each and (each.is_certain or not certain)}
 
     def maybe_waiting(self, group: str) -> dict[int, GroupProgress]:
@@ -187,11 +189,11 @@ class _InspectionView:
 
     def waiting(self, group: str) -> dict[int, GroupProgress]:
         """Return the ranks that wait in a group, without those whose counters only lag behind."""
-        found = self.maybe_waiting(group)
-        furthest = max((each.entered for each in found.values()), default=0)
+        progress = self.maybe_waiting(group)
+        furthest = max((each.entered for each in progress.values()), default=0)
         past = {
             (main_stack(self.ranks[number]), each.entered)
-            for number, each in found.items()
+            for number, each in progress.items()
             if not each.first_incomplete
         }
 
@@ -202,7 +204,7 @@ class _InspectionView:
             behind = each.entered < furthest and distributed_call_of(rank) is None
             return not behind and (main_stack(rank), each.entered) not in past
 
-        return {number: each for number, each in found.items() if waits(number, each)}
+        return {number: each for number, each in progress.items() if waits(number, each)}
 
     def find_wait(self, group: str) -> Wait | None:
         """Find the wait of a group, at the first number that a rank has not entered."""
@@ -287,7 +289,7 @@ class _InspectionView:
     def _has_absent_rank(self, group: str, number: int) -> bool:
         """Whether a rank without reported progress in a group has not entered its collectives."""
         rank = self.ranks[number]
-        if group in self.each[number]:
+        if group in self.progress[number]:
             return False  # it has progress, in numbers that cannot be compared
         if has_ended(rank) or rank.condition in (
             ProcessCondition.STOPPED,
@@ -328,7 +330,7 @@ class _InspectionView:
 
         Ranks that are ``assigned`` to a wait already are left out.
         """
-        found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        ranks_by_call: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
             call = waiting_call_of(rank)
             if call and call.function in RPC_CALLS and not self._rpc_callees(number):
@@ -336,10 +338,10 @@ class _InspectionView:
             if not call or number in assigned or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED_FUNCTIONS or not (self.recorded and rank.answers):
-                found.setdefault((call.function, members_of(rank)), []).append(number)
-        inside = {rank for calls in found.values() for rank in calls}
+                ranks_by_call.setdefault((call.function, members_of(rank)), []).append(number)
+        inside = {rank for calls in ranks_by_call.values() for rank in calls}
         partners = {rank: peer_of(self.ranks[rank]) for rank in inside}
-        for (function, members), calls in sorted(found.items(), key=lambda item: item[0][0] != INIT_FUNCTION):
+        for (function, members), calls in sorted(ranks_by_call.items(), key=lambda item: item[0][0] != INIT_FUNCTION):
             together = group_by_chain_end(
                 {rank: partners[rank] for rank in calls}, self._ranks_with_matching_partner(function, partners)
             )
@@ -401,12 +403,12 @@ class _InspectionView:
             if function in RECEIVE_FUNCTIONS
             else set()
         )
-        found = set()
+        matched = set()
         for rank, partner in partners.items():
             if partner is not None and partner in self.ranks and partners.get(partner, rank) in (rank, None):
                 call = waiting_call_of(self.ranks[partner])
-                found.update([rank] if call and call.function in other else [])
-        return found
+                matched.update([rank] if call and call.function in other else [])
+        return matched
 
     def _has_called(self, function: str, rank: int) -> bool:
         """Whether a rank that is in no call is known to have been in it: it has a process group."""

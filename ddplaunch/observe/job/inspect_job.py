@@ -126,12 +126,12 @@ class InspectJob(JobSide):
     # ------------------------------------------------------------------------------------------------ what it explains
 
     def blame(self, report: FailureReport, failures: Sequence[RankFailure]) -> FailureReport:
-        found, first = self._inspection, report.first
-        if found is None:
+        inspection, first = self._inspection, report.first
+        if inspection is None:
             return report
-        if not first.is_timeout and (ended := describe_ended_ranks(found, first.moment)):
+        if not first.is_timeout and (ended := describe_ended_ranks(inspection, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
-        return replace(report, first=first, blame=_blamed_rank(self._context, found, failures))
+        return replace(report, first=first, blame=_blamed_rank(self._context, inspection, failures))
 
     def remark(self, *, time_limit: bool) -> str | None:
         if self._inspection is None:
@@ -139,20 +139,20 @@ class InspectJob(JobSide):
         return describe_activity(self._inspection) if time_limit else _describe_long_waits(self._inspection)
 
 
-def _blamed_rank(context: JobContext, found: Inspection, failures: Sequence[RankFailure]) -> str | None:
+def _blamed_rank(context: JobContext, inspection: Inspection, failures: Sequence[RankFailure]) -> str | None:
     """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
     tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)
-    culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=context.config.folder)
-    return f"{culprit.text}{format_hosts(context, found, culprit.ranks)}" if culprit else None
+    culprit = find_culprit(inspection, tracebacks, timed_out=timed_out, folder=context.config.folder)
+    return f"{culprit.text}{format_hosts(context, inspection, culprit.ranks)}" if culprit else None
 
 
-def _describe_long_waits(found: Inspection) -> str | None:
+def _describe_long_waits(inspection: Inspection) -> str | None:
     """Which ranks waited for which when the job was stopped, if longer than LONG_WAIT_S: perhaps a hang."""
-    entered = [each.entered for rank in found.ranks for each in rank.last if not each.completed]
+    entered = [each.entered for rank in inspection.ranks for each in rank.last if not each.completed]
     # When send, recv and init_process_group began is not known: use how long the ranks printed nothing.
-    quiet_for = {rank.rank: rank.quiet or 0.0 for rank in found.ranks}
-    quiet_waits = [min(quiet_for[rank] for rank in wait.waiting) for wait in find_waits(found) if not wait.number]
-    if not any(lasted > LONG_WAIT_S for lasted in (*quiet_waits, *(found.moment - moment for moment in entered))):
+    quiet_for = {rank.rank: rank.quiet or 0.0 for rank in inspection.ranks}
+    quiet_waits = [min(quiet_for[rank] for rank in wait.waiting) for wait in find_waits(inspection) if not wait.number]
+    if not any(lasted > LONG_WAIT_S for lasted in (*quiet_waits, *(inspection.moment - moment for moment in entered))):
         return None
-    return f"at the stop: {'; '.join(describe_waits(found))}"
+    return f"at the stop: {'; '.join(describe_waits(inspection))}"

@@ -28,7 +28,7 @@ _REPEAT_FACTOR = 3.0  # the next time at the same place it must be there for thi
 _MAX_SIGHTINGS = 30
 
 
-class _Watched:
+class _RankSightings:
     """A busy rank, and where it was seen since ranks last made progress."""
 
     def __init__(self, busy: BusyRank, now: float) -> None:
@@ -50,7 +50,7 @@ class LoopWatch:
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _RankSightings] = {}
         self._report_after_s: dict[str, float] = {}  # by place
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class LoopWatch:
             del self._watched[rank]
         for rank, busy in found.items():
             if not (rank in self._watched and self._watched[rank].add(busy)):
-                self._watched[rank] = _Watched(busy, now)
+                self._watched[rank] = _RankSightings(busy, now)
         if not self._watched:
             return self._context.cancel_deadlines(LOOP_SIGHTING)
         longest = max(now - each.since for each in self._watched.values())
@@ -80,7 +80,7 @@ class LoopWatch:
                 self._context.gather("inspect", Detail.LATENESS, partial(self._compare_with_gaps, each))
         return None
 
-    def _compare_with_gaps(self, watched: _Watched, inspection: Inspection) -> None:
+    def _compare_with_gaps(self, watched: _RankSightings, inspection: Inspection) -> None:
         gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
         number, seconds = watched.busy.rank.rank, self._context.now.mono - watched.since
         watched.report_after_s = _UNUSUAL_FACTOR * gap

@@ -29,12 +29,12 @@ _WORKER_LOOP_FILE, _PROCESS = (
 
 
 class DataLoaderWorkers:
-    """The workers of one rank; ``found``: those inspected so far."""
+    """The workers of one rank; ``inspected``: those inspected so far."""
 
     def __init__(self, process: RankProcess, channel: RankChannel, *, of_loader: bool) -> None:
         """``of_loader``: the rank waits for its DataLoader, else for any process of multiprocessing."""
         self._process, self._channel, self._entry_file = process, channel, _WORKER_LOOP_FILE if of_loader else _PROCESS
-        self.found: list[Worker] = []
+        self.inspected: list[Worker] = []
         self._dump: RankStackDump | None = None
         self._pidfd: int | None = None
         self._pid, self._since = 0, 0.0
@@ -43,9 +43,9 @@ class DataLoaderWorkers:
         self._parents = {child: pid for pid in parents for child in _list_children(pid)}
         children = [(pid, *found) for pid, parent in self._parents.items() if (found := _read_stat(pid, parent))]
         named = [each for each in children if each[1] == _PROCESS_NAME and of_loader]
-        self.found += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
+        self.inspected += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
         known = named if of_loader else children
-        self.found += [Worker(pid, stopped=True) for pid, *_, stopped in known if stopped]
+        self.inspected += [Worker(pid, stopped=True) for pid, *_, stopped in known if stopped]
         self._left = [pid for pid, _, code, stopped in named or children if code is None and not stopped][:_MAX_WORKERS]
 
     def poll(self) -> bool:
@@ -86,7 +86,7 @@ class DataLoaderWorkers:
         frames = threads[0].frames if threads else ()
         inside = tuple(takewhile(lambda frame: not frame.file.endswith(self._entry_file), frames))
         if len(inside) < len(frames):
-            self.found.append(Worker(self._pid, inside))
+            self.inspected.append(Worker(self._pid, inside))
         elif text is not None and self._pid not in self._retried:
             self._retried.add(self._pid)  # may be a second dump of the rank, if it got two signals
             self._left.insert(0, self._pid)

@@ -94,7 +94,7 @@ INSPECTION_TRANSITIONS: Transitions[InspectionPhase, InspectionStep] = {
 class Begun(MachineEvent, frozen=True):
     """What is known of each rank before it is asked."""
 
-    found: Mapping[int, RankInspection]
+    inspected: Mapping[int, RankInspection]
     alive: frozenset[int]  # ranks with a process
     with_thread: frozenset[int]  # those that can confirm that they handle the stack signals
     reasons: Mapping[int, str]  # why a rank cannot be inspected
@@ -257,14 +257,14 @@ class InspectionMachine(Machine):
     # ----------------------------------------------------------------------------------------- dumps and the first read
 
     def _on_begun(self, begun: Begun, now: Now) -> None:
-        self._found = dict(begun.found)
+        self._found = dict(begun.inspected)
         if self._detail in (Detail.STACKS, Detail.WAITS):
-            for rank, found in begun.found.items():
-                if found.condition in _GONE or rank not in begun.alive:
+            for rank, inspected in begun.inspected.items():
+                if inspected.condition in _GONE or rank not in begun.alive:
                     continue
                 if why := begun.reasons.get(rank):
-                    self._found[rank] = replace(found, no_stack=why)
-                elif rank in begun.with_thread and found.condition is not ProcessCondition.STOPPED:
+                    self._found[rank] = replace(inspected, no_stack=why)
+                elif rank in begun.with_thread and inspected.condition is not ProcessCondition.STOPPED:
                     self._unconfirmed.append(rank)
                 else:
                     self._start_dump(rank)
@@ -290,27 +290,27 @@ class InspectionMachine(Machine):
         self._do(StopListening((rank,)))
         if rank in self._unconfirmed:
             self._start_dump(rank)
-        found = self._found[rank]
+        inspected = self._found[rank]
         try:
-            self._found[rank] = self._add_reply(rank, found, reply)
+            self._found[rank] = self._add_reply(rank, inspected, reply)
         except (ValueError, TypeError):  # the program has written to the channel
-            self._found[rank] = replace(found, answers=None)
+            self._found[rank] = replace(inspected, answers=None)
 
-    def _add_reply(self, rank: int, found: RankInspection, reply: RankReply) -> RankInspection:
+    def _add_reply(self, rank: int, inspected: RankInspection, reply: RankReply) -> RankInspection:
         if self._detail is Detail.LATENESS:
             most = operations_per_rank(self._world_size)
             arrivals = [each for trace in reply.traces for each in parse_arrivals(rank, trace, most)]
-            return replace(found, answers=reply.initialised or None, arrivals=tuple(arrivals))
+            return replace(inspected, answers=reply.initialised or None, arrivals=tuple(arrivals))
         if self._round == 1:
             self._counts[rank], self._outer[rank] = reply.groups, reply.outer
-            return apply_group_states(found, reply)
+            return apply_group_states(inspected, reply)
         if self._round > 2:
-            return apply_last_collectives(found, reply)
-        again = apply_group_states(found, reply)
+            return apply_last_collectives(inspected, reply)
+        again = apply_group_states(inspected, reply)
         if rank not in self._counts:  # its first reply: there is nothing to compare it with
             return again
-        moved = again.groups != found.groups or reply.groups != self._counts[rank]
-        return replace(found, groups=again.groups, moved=moved, inside=again.inside)
+        moved = again.groups != inspected.groups or reply.groups != self._counts[rank]
+        return replace(inspected, groups=again.groups, moved=moved, inside=again.inside)
 
     def _on_polled(self, alive: frozenset[int], now: Now, *, is_dumping: bool) -> None:
         """Go on once all replies and dumps have come, or the timeout has expired."""
@@ -339,13 +339,15 @@ class InspectionMachine(Machine):
 
     def _add_stacks(self, dumps: Mapping[int, Dump]) -> None:
         for rank, dump in dumps.items():
-            found, outer, text, why_not = self._found[rank], self._outer.get(rank, b""), dump.text, dump.why_not
+            inspected, outer, text, why_not = self._found[rank], self._outer.get(rank, b""), dump.text, dump.why_not
             if why_not == SIGNAL_WAIT_ERROR and outer:  # they begin at the innermost frame
                 why_not, text, outer = "", outer.replace(b"Outer frames", b"Current thread 0x0"), b""
             threads = parse_dump(text, self._folder, outer=outer) if text else ()
-            condition = _CONDITION_BY_DUMP_ERROR.get(why_not, found.condition)
+            condition = _CONDITION_BY_DUMP_ERROR.get(why_not, inspected.condition)
             stage = find_stage(text or b"", threads)
-            self._found[rank] = replace(found, condition=condition, threads=threads, no_stack=why_not, outside=stage)
+            self._found[rank] = replace(
+                inspected, condition=condition, threads=threads, no_stack=why_not, outside=stage
+            )
 
     # ------------------------------------------------------------------------------------ workers, the other reads, end
 

@@ -84,7 +84,7 @@ class NodeInspections:
         isolated.guard(inspector.begin)()
 
     def _failed(self, ranks: NodeRanks) -> None:
-        """The inspector raised an exception: do not inspect ranks any more."""
+        """Called after an exception in the inspector: do not inspect ranks any more."""
         self._broken = True
         for channel in ranks.channels.values():
             channel.clear_reply_handler()

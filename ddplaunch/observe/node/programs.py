@@ -23,8 +23,8 @@ def inspect_programs(programs: Iterable[ProgramStatus], streams: Streams) -> tup
 def _inspect_program(status: ProgramStatus, streams: Streams) -> ProgramInspection:
     known: dict[str, Any] = {name: getattr(status, name) for name in ProgramStatus.__struct_fields__}
     line = last_output_line(streams.tail(status.program, TAIL_BYTES))
-    found = ProgramInspection(**known, host=host_name(), last_line=line)
+    inspection = ProgramInspection(**known, host=host_name(), last_line=line)
     used = read_tree_usage(status.pid) if status.is_running else None
     if used is None:
-        return found
-    return replace(found, cpu=used.cpu, memory=used.memory, quiet=streams.quiet_s(status.program))
+        return inspection
+    return replace(inspection, cpu=used.cpu, memory=used.memory, quiet=streams.quiet_s(status.program))

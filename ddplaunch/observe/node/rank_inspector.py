@@ -54,15 +54,18 @@ class RankInspector:
         self._workers: dict[int, DataLoaderWorkers] = {}
 
     def begin(self) -> None:
-        found = {rank.rank: self._read_process_state(rank.rank) for rank in self._ranks.plan.local_ranks}
+        inspected = {rank.rank: self._read_process_state(rank.rank) for rank in self._ranks.plan.local_ranks}
         if self._detail in (Detail.STATE, Detail.WAITS):
-            self._add_sleeps(found)  # before a stack signal interrupts them
+            self._add_sleeps(inspected)  # before a stack signal interrupts them
         channels = self._ranks.channels
         with_thread, reasons = frozenset[int](), dict[int, str]()
         if self._detail in (Detail.STACKS, Detail.WAITS):
             reasons = {rank: why for rank in self._alive if (why := why_not_inspectable(self._ranks, rank))}
             with_thread = frozenset(rank for rank in self._alive - reasons.keys() if channels[rank].has_thread)
-        self._post(machine.Begun(found, self._alive, with_thread, reasons))
+            for rank in self._alive - reasons.keys() - with_thread:  # without a process group
+                library = _find_library(self._ranks.processes[rank].pid)
+                inspected[rank] = replace(inspected[rank], library=library)
+        self._post(machine.Begun(inspected, self._alive, with_thread, reasons))
 
     @property
     def _alive(self) -> frozenset[int]:
@@ -89,7 +92,9 @@ class RankInspector:
             case machine.CollectWorkers():
                 for workers in self._workers.values():
                     workers.give_up()
-                self._post(machine.WorkersCollected({rank: tuple(each.found) for rank, each in self._workers.items()}))
+                self._post(
+                    machine.WorkersCollected({rank: tuple(each.inspected) for rank, each in self._workers.items()})
+                )
                 self._workers.clear()
             case machine.ReadStates(later=True):
                 self._loop.call_later(_POLL_INTERVAL_S, self._read_states)
@@ -169,6 +174,18 @@ class RankInspector:
         states = {rank.rank: self._read_process_state(rank.rank) for rank in self._ranks.plan.local_ranks}
         ended = {rank: each for rank, each in states.items() if each.condition is ProcessCondition.EXITED}
         self._post(machine.StatesRead(ended, self._alive & ended.keys()))
+
+
+def _find_library(pid: int) -> str:
+    """Return the communication library that a process has loaded, and that keeps its own records; "" for none.
+
+    The kernel's list of mapped files is read, as the rank may be in a call of that library and not reply.
+    """
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return "torchcomms" if b"/torchcomms/" in file.read() else ""
+    except OSError:
+        return ""
 
 
 def why_not_inspectable(ranks: NodeRanks, rank: int) -> str:

@@ -33,21 +33,21 @@ class RankReply(Struct, frozen=True):
         return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
 
 
-def apply_group_states(found: RankInspection, reply: RankReply) -> RankInspection:
+def apply_group_states(inspected: RankInspection, reply: RankReply) -> RankInspection:
     """Return the inspection with the states of the rank's groups. ValueError or TypeError: the reply is malformed."""
     known = parse_group_counts(reply.groups)
-    found = replace(found, inside=parse_call(reply.call))
+    inspected = replace(inspected, inside=parse_call(reply.call))
     groups = tuple(state for trace in reply.traces for state in name_groups(parse_states(trace), known))
     if not groups and any(count > 0 for count in known.values()):  # an older torch, or a recorder without a buffer
-        return replace(found, answers=None, groups=states_without_recorder(known))
-    return replace(found, answers=True if reply.initialised and reply.traces else None, groups=groups)
+        return replace(inspected, answers=None, groups=states_without_recorder(known))
+    return replace(inspected, answers=True if reply.initialised and reply.traces else None, groups=groups)
 
 
-def apply_last_collectives(found: RankInspection, reply: RankReply) -> RankInspection:
+def apply_last_collectives(inspected: RankInspection, reply: RankReply) -> RankInspection:
     """Return the inspection with the rank's last collectives. ValueError or TypeError: the reply is malformed."""
-    groups, known = apply_group_states(found, reply).groups, parse_group_counts(reply.groups)
+    groups, known = apply_group_states(inspected, reply).groups, parse_group_counts(reply.groups)
     unused = {group.group for group, count in known.items() if count == 0}  # recorded are those of a destroyed group
     recorded = (each for trace in reply.traces for each in parse_last_collectives(trace))
     last = tuple(each for each in recorded if each.group not in unused)
     used = {each.group for each in groups} | {each.group for each in last}
-    return replace(found, last=last, known=tuple(each for each in known if each.group in used))
+    return replace(inspected, last=last, known=tuple(each for each in known if each.group in used))

@@ -128,7 +128,7 @@ class StallDetector:
             self._on_progress()
 
     def _on_progress(self) -> None:
-        """A rank has printed or entered another collective: after a stall, report that to node 0."""
+        """Called when a rank has printed or entered another collective: after a stall, report that to node 0."""
         if self._stalled and self._ranks is not None:
             self._stalled = self._noisy = False
             self._send(ProgressResumed(self._ranks.number))
@@ -198,7 +198,7 @@ class StallDetector:
         self._schedule_next(ranks)
 
     def _on_noisy_inspection(self, ranks: NodeRanks, inspection: Inspection) -> None:
-        """Ranks that print were inspected: report one that has waited for many minutes, node 0 decides."""
+        """Called after an inspection of ranks that print: report one that has waited for many minutes to node 0."""
         if ranks is not self._ranks or ranks.attempt.phase is not AttemptPhase.RUNNING:
             return
         inspection = self._add_measurements(inspection, ranks, keep=True)
@@ -248,7 +248,7 @@ class StallDetector:
         before = next((each for each in self._snapshots[::-1] if moment - each.moment > apart), None)
         # With thousands of sockets this takes long: not for a user's request without an earlier snapshot to compare.
         snapshot = self._read_usage(ranks) if keep or before else _UsageSnapshot(moment, {})
-        found = []
+        measured = []
         for rank in inspection.ranks:
             printed = self._printed.get(rank.rank)
             quiet = None if printed is None else snapshot.moment - printed
@@ -256,10 +256,10 @@ class StallDetector:
                 quiet = 0.0  # its end is not noticed yet
             busy, traffic, network = _usage_rates(rank.pid, before, snapshot)
             still = self._time_since_progress(rank, snapshot.moment)
-            found.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic, network=network))
+            measured.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic, network=network))
         if keep:
             self._snapshots = [*self._snapshots[-1:], snapshot]
-        return replace(inspection, ranks=tuple(found))
+        return replace(inspection, ranks=tuple(measured))
 
     def _read_usage(self, ranks: NodeRanks) -> _UsageSnapshot:
         """Read what the ranks have used, without the bytes of their replies to inspections."""

@@ -46,7 +46,7 @@ class StragglerMonitor:
         ranks.on_failed = loop.guard(self._on_failed)
 
     def start_timers(self) -> None:
-        """A rank may have ended: start the timers of those that still run again."""
+        """Restart the timers of the ranks that still run, as another rank may have ended."""
         for timer in self._timers:
             timer.cancel()
         self._timers = (
@@ -59,7 +59,7 @@ class StragglerMonitor:
 
     @property
     def _has_unstarted(self) -> bool:
-        """Whether ranks are still to be started: others may have ended before."""
+        """Whether some ranks have not been started yet, though others may have ended already."""
         return self._ranks.attempt.phase is AttemptPhase.RUNNING and self._ranks.attempt.not_spawned > 0
 
     def _remaining(self) -> list[RankProcess]:
@@ -101,15 +101,15 @@ class StragglerMonitor:
     def _note_failed(self, inspection: Inspection) -> None:
         failed, self._failed = self._failed, {}
         groups: dict[tuple[str, str], list[RankProcess]] = {}  # by what they did, and what they do now
-        for each in self._remaining():
-            rank = each.rank.rank
+        for process in self._remaining():
+            rank = process.rank.rank
             if rank in failed:
                 recorded = read_exception_message(self._ranks.rank_file_path(rank, "json"))  # None while __str__ hangs
                 what = failed[rank]
                 how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
                 found = inspection.by_number.get(rank)
                 place = (describe_locations([found]) or found.no_stack) if found else ""
-                groups.setdefault((how, place), []).append(each)
+                groups.setdefault((how, place), []).append(process)
         # On a machine with load ranks fail in the same way one after the other, and end slowly: one note for all.
         new = {key: some for key, some in groups.items() if key not in self._noted}
         self._noted.update(new)

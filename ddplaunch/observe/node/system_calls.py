@@ -64,27 +64,27 @@ class Sleep(NamedTuple):
 
 def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
     """Read what ranks sleep in, by their ``pids``; ``store``: the port of the job's store."""
-    found: dict[int, Sleep] = {}
+    sleeps: dict[int, Sleep] = {}
     sockets: dict[int, int] = {}
     for rank, pid in pids.items():
         words, socket = _call(pid)
         if words:
-            found[rank] = Sleep(words)
+            sleeps[rank] = Sleep(words)
         if socket:
             sockets[rank] = socket
     if sockets and store:
         ends = {each.inode for each in list_connections(store)}
-        found |= {rank: Sleep(awaits=STORE) for rank, number in sockets.items() if number in ends}
-    if left := {rank: number for rank, number in sockets.items() if rank not in found}:
+        sleeps |= {rank: Sleep(awaits=STORE) for rank, number in sockets.items() if number in ends}
+    if left := {rank: number for rank, number in sockets.items() if rank not in sleeps}:
         every = {each.inode: each for each in list_connections()}
-        found |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
-    if any(each.description == FILE_LOCK for each in found.values()):
+        sleeps |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
+    if any(each.description == FILE_LOCK for each in sleeps.values()):
         ranks = {pid: rank for rank, pid in pids.items()}
         holders = _lock_holders()
-        for rank, each in found.items():
+        for rank, each in sleeps.items():
             if each.description == FILE_LOCK and (holder := ranks.get(holders.get(pids[rank], 0))) not in (None, rank):
-                found[rank] = each._replace(holder=holder)
-    return found
+                sleeps[rank] = each._replace(holder=holder)
+    return sleeps
 
 
 def ends_at_any_signal(pid: int) -> bool:

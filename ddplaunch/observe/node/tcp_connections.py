@@ -31,7 +31,7 @@ class TcpConnection(NamedTuple):
 
 def list_connections(port: int = 0) -> list[TcpConnection]:
     """List all connections, or those to ``port``; at most ``_MAX_CONNECTIONS``, none without support of the kernel."""
-    found: list[TcpConnection] = []
+    connections: list[TcpConnection] = []
     with (
         suppress(OSError),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as netlink_socket,
@@ -41,18 +41,18 @@ def list_connections(port: int = 0) -> list[TcpConnection]:
             wanted = head + struct.pack(">HH44x", 0, port)
             netlink_socket.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
             for message in _read_netlink(netlink_socket):
-                found.append(_parse_connection(message))
-                if len(found) >= _MAX_CONNECTIONS:
-                    return found
-    return found
+                connections.append(_parse_connection(message))
+                if len(connections) >= _MAX_CONNECTIONS:
+                    return connections
+    return connections
 
 
 def list_socket_inodes(pid: int) -> Iterator[int]:
     """The inodes of the sockets that a process has open."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for each in descriptors:
+        for descriptor in descriptors:
             with suppress(OSError, ValueError):
-                kind, _, number = os.readlink(each.path).partition(":[")
+                kind, _, number = os.readlink(descriptor.path).partition(":[")
                 if kind == "socket":
                     yield int(number[:-1])
 

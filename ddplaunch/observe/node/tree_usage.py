@@ -43,27 +43,27 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
         if name.isdigit() and (fields := read_stat(name)):
             parents[int(name)] = int(fields[1])
             cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
-    found = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
+    usages = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
     held: dict[int, int] = {}  # which root has a connection, by inode
     for pid, seconds in cpu.items():
         above = pid
-        while above not in found and above in parents:
+        while above not in usages and above in parents:
             above = parents[above]
-        if above in found:
-            so_far = found[above]
+        if above in usages:
+            so_far = usages[above]
             threads, idle_s = _read_threads(pid, has_loops=pid == above)
-            found[above] = TreeUsage(
+            usages[above] = TreeUsage(
                 so_far.cpu_s + max(0.0, seconds - idle_s),
                 so_far.bytes_transferred + sum(read_io(pid)),
                 threads={**so_far.threads, **threads},
             )
             held.update((each, above) for each in list_socket_inodes(pid))
-    for each in _external_connections(held, store):
-        network = found[held[each.inode]].network
-        found[held[each.inode]] = found[held[each.inode]]._replace(
-            network={**network, each.inode: each.bytes_transferred}
+    for connection in _external_connections(held, store):
+        network = usages[held[connection.inode]].network
+        usages[held[connection.inode]] = usages[held[connection.inode]]._replace(
+            network={**network, connection.inode: connection.bytes_transferred}
         )
-    return found
+    return usages
 
 
 def withheld_cpu_s(before: TreeUsage, now: TreeUsage, seconds: float) -> float:

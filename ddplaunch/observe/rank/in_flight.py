@@ -53,8 +53,8 @@ def _describe_chain(error: BaseException | None, in_main: bool) -> list[dict[str
 
     ``in_main``: called in the main thread, where the user's code (``__str__``) must not run: it may need a held lock.
     """
-    found: list[dict[str, object]] = []
-    while error is not None and len(found) < MAX_EXCEPTIONS:
+    described: list[dict[str, object]] = []
+    while error is not None and len(described) < MAX_EXCEPTIONS:
         trace, frames = error.__traceback__, ["Traceback (most recent call last):"]
         if isinstance(error, Exception) and trace is not None:
             handler = trace.tb_frame
@@ -65,9 +65,9 @@ def _describe_chain(error: BaseException | None, in_main: bool) -> list[dict[str
                 trace = trace.tb_next
             name, message = type(error).__name__, "" if in_main and not _is_plain(error) else str(error)
             message = f"{name}: {message}" if message else name
-            found.append({**location, "message": message, "traceback": "\n".join([*frames, message])})
+            described.append({**location, "message": message, "traceback": "\n".join([*frames, message])})
         error = error.__context__
-    return found
+    return described
 
 
 def _is_plain(error: Exception) -> bool:

@@ -6,7 +6,8 @@ worker (``core/rank/rank_runner.py``) and bound by its rules.
 
 Lines from the rank: ``h FIRST SECOND FD`` at its start (``stacks``), ``x LEFT`` if the program has taken one of the
 signals or both, replies ``s7 …`` with tab-separated parts. To the rank: ``s7`` (progress) and ``e7`` (also the last
-collectives), with the request's number; ``n``: record the exception being handled (``in_flight``).
+collectives), with the request's number; ``n``: record the exception being handled (``in_flight``); ``w MAX PATH``:
+write the dump of the flight recorder.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Side:
         endpoint.before_request = self._report_lost_signals
         endpoint.set_handler(b"se", self._on_state_request)
         endpoint.set_handler(b"n", lambda line, frame: self._note_exception())
+        endpoint.set_handler(b"w", self._on_dump_request)
         try:
             self._stacks = stacks.StackWriter(endpoint)
             endpoint.send(b"h %d %d %d" % (self._stacks.first, self._stacks.second, self._stacks.fd))
@@ -105,13 +107,21 @@ class Side:
             self._note_exception()
             self._endpoint.send(line + b" " + self._build_reply(details=line.startswith(b"e")))
 
+    def _on_dump_request(self, line: bytes, frame: FrameType | None) -> None:
+        try:
+            if frame is None:
+                _, limit, path = line.split(b" ", 2)
+                self._state.write_dump(os.fsdecode(path), int(limit))
+        except Exception:
+            pass  # the disk is full, or the folder was removed
+
     def _build_reply(self, *, details: bool) -> bytes:
         """The parts of ``torch_state``; the current call is followed by the outer frames of a deep stack.
 
         With ``details`` it is followed by all frames, for a rank that gets no signal because it waits for one.
         """
         initialised, groups, call, *traces = self._state.describe(self._module, details=details)
-        outer = stacks.outer_frames(
+        outer = stacks.format_outer_frames(
             sys._current_frames().get(self._endpoint.main_thread), 0 if details else stacks.MAX_FRAMES
         )
         call += outer and b"|" + outer.replace(b"\t", b" ").replace(b"\n", b"\r")

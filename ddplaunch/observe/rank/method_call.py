@@ -41,11 +41,11 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
 
     A ``with`` calls ``__enter__`` (of Python 3.14 on, that is not read).
     """
-    found = _decode_last(frame)
+    instructions = _decode_last(frame)
     try:
-        reader = _Reader(frame, found)
-        if found[-1][0] in _WITH:
-            del found[-1]
+        reader = _Reader(frame, instructions)
+        if instructions[-1][0] in _WITH:
+            del instructions[-1]
             return ("__enter__", reader.read(), Unknown()) if "__enter__" in names else None
         argument, method = reader.read_call()
         if method not in names:
@@ -58,28 +58,31 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
 def _decode_last(frame: FrameType) -> list[Instruction]:
     """Decode the instructions up to the current one; ``dis`` would take half a second for a script of 2,000 lines."""
     code, opcode = frame.f_code, sys.modules["opcode"]
-    raw, found, extended = code.co_code, [], 0
-    for at in range(max(0, frame.f_lasti - _MAX_BYTES), frame.f_lasti + 2, 2):
+    raw, instructions, extended = code.co_code, [], 0
+    first_at = max(0, frame.f_lasti - _MAX_BYTES)
+    while first_at and opcode.opname[raw[first_at - 2]].lower() == "extended_arg":
+        first_at -= 2
+    for at in range(first_at, frame.f_lasti + 2, 2):
         name, number = opcode.opname[raw[at]].lower(), raw[at + 1] | extended << 8
         extended = number if name == "extended_arg" else 0
         if name in _SKIPPED:
             continue
         try:
             if raw[at] in opcode.hasconst:
-                found.append((name, code.co_consts[number]))
+                instructions.append((name, code.co_consts[number]))
             elif raw[at] in opcode.hasname:
                 shift = sys.version_info >= _SHIFTED_SINCE.get(name, (9,))  # the lowest bit has a meaning of its own
-                found.append((name, code.co_names[number >> shift]))
+                instructions.append((name, code.co_names[number >> shift]))
             elif name.count("load_fast") + name.count("store_fast") == 2:  # two in one, as of Python 3.13
                 first = "load_fast" if name.startswith("load") else "store_fast"
-                found += [(first, _variable(code, number >> 4)), ("load_fast", _variable(code, number & 15))]
+                instructions += [(first, _variable(code, number >> 4)), ("load_fast", _variable(code, number & 15))]
             elif raw[at] in opcode.haslocal or raw[at] in opcode.hasfree:
-                found.append((name, _variable(code, number, is_free=raw[at] in opcode.hasfree)))
+                instructions.append((name, _variable(code, number, is_free=raw[at] in opcode.hasfree)))
             else:
-                found.append((name, number))
-        except IndexError:  # the first one, whose extended argument is outside
-            found.append(("unknown", number))
-    return found
+                instructions.append((name, number))
+        except IndexError:  # its number has more in it than the name, as that of LOAD_SUPER_ATTR
+            instructions.append(("unknown", number))
+    return instructions
 
 
 def _variable(code: CodeType, number: int, *, is_free: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Lets processes dump their stacks that a rank starts as new interpreters: ``spawn`` and ``forkserver``.
+"""Lets the new interpreters that a rank starts (``spawn``, ``forkserver``) dump their stacks.
 
 A forked child inherits the signal handlers. A new interpreter gets them with the settings that multiprocessing copies
 from each process to its children: one more setting does it where it is unpickled, before the child's target is called.

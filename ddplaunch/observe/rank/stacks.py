@@ -58,7 +58,7 @@ class StackWriter:
         return _signal.getsignal(self.first) is _write_stacks
 
     def signals_left(self) -> int:
-        """The number of the two signals that still have our handler; the kernel shows only that some handler is set.
+        """Return how many of the two signals still have our handler; the kernel only shows that some handler is set.
 
         0 if only the second has: it is safe only when Python did not react to the first.
         """
@@ -80,10 +80,12 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
     try:
         assert _writer is not None
         _writer.endpoint.wake(frame)
+        before = os.fstat(_writer.fd).st_size
         os.write(_writer.fd, b"\0")  # a safe delimiter: faulthandler writes none, whatever names it prints
         faulthandler.dump_traceback(_writer.fd, all_threads=True)
-        outer = outer_frames(frame, MAX_FRAMES - 1)  # one less: the dump includes this function
+        outer = format_outer_frames(frame, MAX_FRAMES - 1)  # one less: the dump includes this function
         os.write(_writer.fd, outer + _format_waiting_tasks(frame) + b"\0")
+        _writer.endpoint.bytes_written += max(0, os.fstat(_writer.fd).st_size - before)
     except Exception:
         pass  # the program has closed it
     finally:
@@ -91,7 +93,7 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
             sys.settrace(trace)
 
 
-def outer_frames(frame: FrameType | None, skipped: int) -> bytes:
+def format_outer_frames(frame: FrameType | None, skipped: int) -> bytes:
     """Format the outer frames of the main thread that ``faulthandler`` omits, in its format.
 
     Without them a stack that is deep in a library shows no line of the user's code.

@@ -6,6 +6,7 @@ Called in the thread of ``inspection_endpoint``; what this version of torch lack
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -53,6 +54,25 @@ def traces(*, details: bool) -> list[bytes]:
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
     return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
+
+
+def write_dump(path: str, max_bytes: int) -> None:
+    """Write the dump of the flight recorder: NCCL's as ``torchfrtrace`` reads it, others as JSON to PATH.json.
+
+    A dump that is larger than ``max_bytes`` is replaced by its size. There is a file in any case: it is awaited.
+    """
+    dumps = traces(details=True)
+    dump_nccl = getattr(sys.modules["torch"]._C._distributed_c10d, "_dump_nccl_trace", None)
+    if dump_nccl is not None and any(b'"nccl:' in each for each in dumps):
+        data = bytes(dump_nccl(True, True, False))  # with the lines of the calls
+    else:
+        data, path = b"\n".join(dumps) or b"{}", path + ".json"
+    if len(data) > max_bytes:
+        data = b'{"left_out_bytes": %d}' % len(data)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path + ".part", flags, 0o600), "wb") as file:
+        file.write(data)
+    os.rename(path + ".part", path)
 
 
 def _groups(module: ModuleType, *, members: bool) -> bytes:

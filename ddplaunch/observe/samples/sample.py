@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.observe.diagnosis.inspection import Inspection
 
 SAMPLE_SPAN_S = 15.0  # seconds that a sample covers normally, in the first hour
-MAX_COMPARABLE_RATE = 100.0  # collectives a second; above, ranks reply too far apart in time to compare them
+MAX_COMPARABLE_RATE = 100.0  # collectives a second; at higher rates, ranks reply too far apart in time to compare them
 
 
 class RankSample(NamedTuple):
@@ -79,14 +79,14 @@ def downsample(readings: Iterable[NodeSample], most: int) -> list[NodeSample]:
 
     Of very many short attempts only the last are kept. Merged values are time-weighted means; of memory, the maximum.
     """
-    found = list(readings)
-    grain, longest = 2 * SAMPLE_SPAN_S, sum(each.seconds for each in found)
-    while len(found) > most:
-        found = _merge_neighbours(found, grain)
+    merged = list(readings)
+    grain, longest = 2 * SAMPLE_SPAN_S, sum(each.seconds for each in merged)
+    while len(merged) > most:
+        merged = _merge_neighbours(merged, grain)
         if grain > longest:
-            return found[-most:]
+            return merged[-most:]
         grain *= 2
-    return found
+    return merged
 
 
 def average(readings: Iterable[NodeSample]) -> NodeSample | None:
@@ -96,14 +96,14 @@ def average(readings: Iterable[NodeSample]) -> NodeSample | None:
 
 
 def _merge_neighbours(readings: Sequence[NodeSample], grain: float) -> list[NodeSample]:
-    found = [readings[0]]
-    for each in readings[1:]:
-        last = found[-1]
-        if each.attempt == last.attempt and last.seconds + each.seconds <= grain:
-            found[-1] = _merge_two(last, each)
+    merged = [readings[0]]
+    for reading in readings[1:]:
+        last = merged[-1]
+        if reading.attempt == last.attempt and last.seconds + reading.seconds <= grain:
+            merged[-1] = _merge_two(last, reading)
         else:
-            found.append(each)
-    return found
+            merged.append(reading)
+    return merged
 
 
 def _merge_two(first: NodeSample, last: NodeSample) -> NodeSample:

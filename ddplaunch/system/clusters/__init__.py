@@ -49,8 +49,8 @@ def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | 
     if only is not None and only not in SYSTEMS:
         raise UsageError(f"unknown --cluster {only}; known: {', '.join((*SYSTEMS, NO_CLUSTER))}")
     script: ClusterEnv | None = None
-    for each in SYSTEMS.values() if only is None else (SYSTEMS[only],):
-        cluster_env = each.detect(environ)
+    for system in SYSTEMS.values() if only is None else (SYSTEMS[only],):
+        cluster_env = system.detect(environ)
         if cluster_env and not cluster_env.is_batch_script:
             return _with_allocation(cluster_env, environ)
         script = script or cluster_env

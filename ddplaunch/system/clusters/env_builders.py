@@ -213,9 +213,9 @@ def env_from_node_variables(
     count = environ.number(nnodes) if count is None else count
     index = environ.number(node_rank)
     check_below(index, count, node_rank, nnodes)
-    each = environ.get(nproc or "") or None
-    if nproc and each not in (None, *NPROC_KEYWORDS):
-        each = str(environ.number(nproc))
+    nproc_value = environ.get(nproc or "") or None
+    if nproc and nproc_value not in (None, *NPROC_KEYWORDS):
+        nproc_value = str(environ.number(nproc))
     return ClusterEnv(
         cluster,
         (nnodes, node_rank, address),
@@ -225,5 +225,5 @@ def env_from_node_variables(
         address_may_be_unknown=address_may_be_unknown,
         port=environ.optional_number(port) if port else port_for_job(run_id) if run_id else None,
         run_id=run_id,
-        nproc=None if each == "0" else each,
+        nproc=None if nproc_value == "0" else nproc_value,
     )

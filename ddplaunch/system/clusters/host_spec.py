@@ -117,14 +117,14 @@ def _lines(text: str, path: str) -> Iterator[_HostfileEntry]:
 
 def _parse_slots_words(words: list[str], host: str, source: str) -> int | None:
     """Read ``slots=4 max_slots=8``; the second limits the first, or counts if it is alone."""
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for word in words:
         name, equals, value = word.partition("=")
         name = "max_slots" if name in _MAX_SLOTS else name
-        if name not in ("slots", "max_slots") or not equals or name in found:
+        if name not in ("slots", "max_slots") or not equals or name in values:
             raise _error(f"{source}: cannot read '{sanitize_line(word, 60)}'", _EXAMPLE)
-        found[name] = _slots(value, host, source, _EXAMPLE)
-    slots, max_slots = found.get("slots"), found.get("max_slots")
+        values[name] = _slots(value, host, source, _EXAMPLE)
+    slots, max_slots = values.get("slots"), values.get("max_slots")
     if slots is not None and max_slots is not None and slots > max_slots:
         raise _error(f"{source}: slots={slots} is more than max_slots={max_slots}", "use max_slots or less")
     return max_slots if slots is None else slots
@@ -160,21 +160,21 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 def _parse_entry(text: str, source: str, hint: str) -> Iterator[Host]:
     """Read ``name``, ``name:N`` or either with ranges in brackets."""
-    found = _ENTRY.fullmatch(text)
-    if not found:
+    match = _ENTRY.fullmatch(text)
+    if not match:
         if text.count(":") > 1:
             hint = "write an IPv6 address in brackets: [fd00::1]:4"
         what = f"'{sanitize_line(text, 60)}' is not a host" if text else "a host has no name"
         raise _error(f"{source}: {what}", hint)
-    slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
-    user = found["user"]
+    slots = None if match["slots"] is None else _slots(match["slots"], text.rpartition(":")[0], source, hint)
+    user = match["user"]
     if user is not None and not _NAME.fullmatch(user):
         raise _error(f"{source}: '{sanitize_line(user, 60)}' is not a user name", f"{hint}, or me@n1")
-    if found["address"] is not None:
-        yield Host(_address(found["address"], source), slots, user=user)
+    if match["address"] is not None:
+        yield Host(_address(match["address"], source), slots, user=user)
         return
     try:
-        names = expand_hosts(found["name"], source)
+        names = expand_hosts(match["name"], source)
     except UsageError as error:
         raise _error(error.message, hint) from None
     for name in names:
@@ -261,22 +261,24 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         name, colon, listed = (found[1] or found[2], found[3], found[4]) if found else (part, "", "")
         host = hosts.get(name)
         if not name:
-            _refuse(option, text, "a node has no name")
+            _raise_invalid_slots(option, text, "a node has no name")
         if host is None:
-            _refuse(option, text, f"{sanitize_line(name, 60)} is not among the hosts")
+            _raise_invalid_slots(option, text, f"{sanitize_line(name, 60)} is not among the hosts")
         if name in named:
-            _refuse(option, text, f"{name} is named twice")
+            _raise_invalid_slots(option, text, f"{name} is named twice")
         named[name] = None
         if not colon:
             continue
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _refuse(option, text, f"'{sanitize_line(word, 40)}' is not a slot of {name}")
+                _raise_invalid_slots(option, text, f"'{sanitize_line(word, 40)}' is not a slot of {name}")
             if int(word) >= (host.slots or MAX_SLOTS):
-                _refuse(option, text, f"{name} has no slot {word}, only 0 to {(host.slots or MAX_SLOTS) - 1}")
+                _raise_invalid_slots(
+                    option, text, f"{name} has no slot {word}, only 0 to {(host.slots or MAX_SLOTS) - 1}"
+                )
             if int(word) in slots:
-                _refuse(option, text, f"slot {word} of {name} is named twice")
+                _raise_invalid_slots(option, text, f"slot {word} of {name} is named twice")
             slots.add(int(word))
         if host.slots is None and option == "--exclude":
             raise _error(f"{option} {text}: the number of slots of {name} is not known", f"--hosts {name}:8 gives it")
@@ -284,7 +286,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
     return named
 
 
-def _refuse(option: str, text: str, what: str) -> NoReturn:
+def _raise_invalid_slots(option: str, text: str, what: str) -> NoReturn:
     raise _error(
         f"{option} {sanitize_line(text, 100)}: {what}", f"{option} n1@n2:0,2 means n1, and slots 0 and 2 of n2"
     )

@@ -98,10 +98,10 @@ def parse_mapping(mapping: str, size: int) -> tuple[int, ...]:
 
 
 def _parse_blocks(items: str) -> Iterator[int]:
-    for first, count, each, repeated, times, single in re.findall(_ITEM, items):
+    for first, count, size, repeated, times, single in re.findall(_ITEM, items):
         if single:
             yield int(single)
         elif repeated:
             yield from list(_parse_blocks(repeated)) * int(times)
         else:
-            yield from (int(first) + host for host in range(int(count)) for _ in range(int(each)))
+            yield from (int(first) + host for host in range(int(count)) for _ in range(int(size)))

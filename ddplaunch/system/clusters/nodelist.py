@@ -56,15 +56,15 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
     """Expand "1-2,07]"; return the numbers as written and the position after the bracket."""
     numbers: list[str] = []
     while True:
-        found = _match(_RANGE, text, position)
-        if not found:
+        match = _match(_RANGE, text, position)
+        if not match:
             _refuse(text, position, source, "a number")
-        first, last = found[1], found[2] or found[1]
+        first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            _refuse(text, position, source, f"a range that rises, not {found[0]}")
+            _refuse(text, position, source, f"a range that rises, not {match[0]}")
         _check_count((len(numbers) + int(last) - int(first) + 1) * times, text, source)
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        position = found.end()
+        position = match.end()
         if text[position : position + 1] == "]":
             return numbers, position + 1
         if text[position : position + 1] != ",":
@@ -77,13 +77,13 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
     counts: list[int] = []
     position = -1
     while position < len(text):
-        found = _match(_COUNT, text, position + 1)
-        if not found:
+        match = _match(_COUNT, text, position + 1)
+        if not match:
             _refuse(text, position + 1, source, "a count like 2 or 2(x3)")
-        times = int(found[2] or 1)
+        times = int(match[2] or 1)
         _check_count(len(counts) + times, text, source)
-        counts += [int(found[1])] * times
-        position = found.end()
+        counts += [int(match[1])] * times
+        position = match.end()
         if position < len(text) and text[position] != ",":
             _refuse(text, position, source, "a comma or the end")
     return tuple(counts)

@@ -63,10 +63,10 @@ def _find_library() -> str | None:
     for _ in range(MAX_ANCESTORS):
         try:
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
-                found = next((line.split(maxsplit=5)[5].strip() for line in maps if "/libpmix.so" in line), None)
+                path = next((line.split(maxsplit=5)[5].strip() for line in maps if "/libpmix.so" in line), None)
         except OSError:
             return None
-        if found or pid == 1:
-            return found
+        if path or pid == 1:
+            return path
         pid = read_state(pid)[1]
     return None

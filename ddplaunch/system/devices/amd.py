@@ -89,12 +89,12 @@ def _read_bank_memory(node: str) -> int | None:
 
 def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]:
     """List the processes with memory on the GPU: KFD has a folder for each, with the bytes in vram_<gpu_id>."""
-    found = []
+    processes = []
     for folder, pid in list_numbered(os.path.join(sysfs, KFD, "proc"), ""):
         memory = read_int(f"{folder}/vram_{gpu_id}")
         if memory:
-            found.append(describe_process(int(pid), memory))
-    return tuple(sorted(found, key=lambda process: process.pid))
+            processes.append(describe_process(int(pid), memory))
+    return tuple(sorted(processes, key=lambda process: process.pid))
 
 
 # ROCm's environment variables.

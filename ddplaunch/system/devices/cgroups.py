@@ -45,7 +45,7 @@ def list_cgroup_dirs(controller: str, root: str = "", sysfs: Folder = "/sys", pr
 
 def read_cgroups(root: str = "") -> list[Cgroup]:
     """Read this process's control group and its ancestors."""
-    found = []
+    cgroups = []
     for folder in list_cgroup_dirs("memory", root):
         name = folder.removeprefix(f"{root}/sys/fs/cgroup").removeprefix("/memory") or "/"
         if limit := read_text(f"{folder}/memory.max"):
@@ -53,13 +53,13 @@ def read_cgroups(root: str = "") -> list[Cgroup]:
             # At a parent's limit, its "oom" is incremented, and "oom_kill" in the group of the killed process.
             met = (read_counters(f"{folder}/memory.events.local") or happened).get("oom", 0)
             limited = int(limit) if limit.isdecimal() else None
-            found.append(Cgroup(folder, name, "memory.max", limited, met, happened.get("oom_kill")))
+            cgroups.append(Cgroup(folder, name, "memory.max", limited, met, happened.get("oom_kill")))
         elif (size := read_int(f"{folder}/memory.limit_in_bytes")) is not None:
             met = read_int(f"{folder}/memory.failcnt") or 0
             kills = read_counters(f"{folder}/memory.oom_control").get("oom_kill")
             limited = size if size < _NO_LIMIT else None
-            found.append(Cgroup(folder, name, "memory.limit_in_bytes", limited, met, kills))
-    return found
+            cgroups.append(Cgroup(folder, name, "memory.limit_in_bytes", limited, met, kills))
+    return cgroups
 
 
 def available_memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:

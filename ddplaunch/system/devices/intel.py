@@ -95,7 +95,7 @@ def _apply_affinity_mask(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Vis
     return VisibleGpus(kept, ZE_MASK, notes=tuple(notes))
 
 
-def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
+def _select_gpus(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
     ordered = sorted(chosen, key=lambda device: device.gpu.index)
     if ordered != list(chosen):
         notes.append(f"{ZE_MASK} cannot reorder GPUs, so torch numbers them in the order of the machine.")
@@ -103,5 +103,7 @@ def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str
     return VisibleGpus(tuple(ordered), "--gpus", variables, tuple(notes))
 
 
-INTEL = Vendor("intel", "Intel", "xpu", read_intel, _apply_affinity_mask, _select, backend="xccl", masks=(ZE_MASK,))
+INTEL = Vendor(
+    "intel", "Intel", "xpu", read_intel, _apply_affinity_mask, _select_gpus, backend="xccl", masks=(ZE_MASK,)
+)
 """There is no variable that hides all GPUs."""

@@ -14,6 +14,7 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.vendor import VisibleGpus
 from ddplaunch.system.devices.visible_gpus import NO_GPUS, are_all_hidden, single_device_environments, visible_gpus
+from ddplaunch.system.plan.domain import find_domain
 from ddplaunch.system.plan.hardware import Hardware
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.planner import MachineInfo, PlanSpec
@@ -45,7 +46,12 @@ def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool)
     devices = zip(visible.devices, visible.gpus, strict=True)
     slots = tuple(
         DeviceSlot(
-            device, each.gpu.name, each.gpu.cpus, visible.backend, divided_gpu=each.gpu.index if each.mig else None
+            device,
+            each.gpu.name,
+            each.gpu.cpus,
+            visible.backend,
+            divided_gpu=each.gpu.index if each.mig else None,
+            address=each.gpu.address,
         )
         for device, each in devices
     )
@@ -57,9 +63,11 @@ def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool)
         numa=tuple(node.cpus for node in hardware.cpu.numa),
         slots=slots,
         slots_source=visible.source,
+        gpu_addresses={gpu.index: gpu.address for gpu in hardware.gpus},
         is_cpu_bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,
         device_masks=single_device_environments(visible, environ) if spec.virtual_local_rank else (),
+        domain=find_domain(spec.domain, [each.gpu.fabric for each in visible.gpus], environ) if runs_here else None,
     )
     return machine, (*hardware.notes, *visible.notes)
 

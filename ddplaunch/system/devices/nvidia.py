@@ -41,6 +41,7 @@ BITS_PER_WORD = 64
 
 MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
+UUID_BYTES = 16
 
 
 def open_nvml() -> Any:
@@ -167,7 +168,28 @@ def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> 
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if trees.processes else (),
         driver=driver,
+        fabric=None if in_mig_mode else _read_fabric(nvml, handle),
     )
+
+
+def _read_fabric(nvml: Any, handle: Any) -> str | None:
+    """Return the NVLink domain of a GPU, "CLUSTER_UUID.CLIQUE_ID"; None if it reaches no GPU of another machine.
+
+    The UUID is all zeros where NVLink connects only the GPUs of one machine. Older drivers and bindings lack the call.
+    """
+    function = getattr(nvml, "nvmlDeviceGetGpuFabricInfoV", None)
+    new_info = getattr(nvml, "c_nvmlGpuFabricInfo_v2_t", None)
+    if function is None or new_info is None:
+        return None
+    info = new_info()
+    if query_nvml(nvml, function, handle, ctypes.byref(info)) is None:
+        return None
+    cluster, has_joined = bytes(info.clusterUuid), info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    if not has_joined or info.status != nvml.NVML_SUCCESS or len(cluster) != UUID_BYTES or not any(cluster):
+        return None
+    digits = cluster.hex()
+    parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
+    return f"{'-'.join(parts)}.{info.cliqueId}"
 
 
 def _query(nvml: Any, function: Any, *arguments: Any) -> Any:

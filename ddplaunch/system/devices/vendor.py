@@ -133,17 +133,17 @@ def resolve_mask(
     if mask in HIDE_ALL_VALUES:
         return visible, []
     for entry in mask.rstrip(", ").split(","):
-        found = find(entry)
-        if not found:
+        devices = find(entry)
+        if not devices:
             is_intended = entry.strip() == "-1"
             return visible, [] if is_intended else [f"{variable}={mask} is ignored from {entry!r} on: {available}."]
-        if any(device in visible for device in found):
+        if any(device in visible for device in devices):
             if on_duplicate == "hides all":
                 return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
             if on_duplicate == "ends the list":
                 return visible, [f"{variable}={mask} is ignored from the second {entry.strip()} on."]
             continue
-        visible += found
+        visible += devices
     return visible, []
 
 

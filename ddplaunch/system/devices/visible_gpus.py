@@ -29,6 +29,7 @@ from ddplaunch.system.plan.hardware import Gpu, Hardware
 from ddplaunch.system.plan.numbers import parse_int
 
 NO_GPUS = "none"  # value of --gpus: run on the CPUs
+ALL_MIG = "mig"  # in --gpus: all MIG instances
 LIST_HINT = "`ddplaunch devices` lists them"
 
 
@@ -47,7 +48,8 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
         if wanted is None:
             return inherited
         what = f"--gpus {wanted}: no GPU was found on this machine"
-        raise UsageError(what, next(iter(hardware.notes), LIST_HINT))
+        number = f"; for {wanted} ranks: --nproc {wanted}" if _may_be_number(wanted) else ""
+        raise UsageError(what, next(iter(hardware.notes), LIST_HINT + number))
     gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor.name]
     inherited = vendor.apply_masks(gpus, environ)
     text = wanted or ",".join(environ.get(name, "") for name in vendor.masks)
@@ -56,6 +58,8 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     if wanted is None:
         return replace(vendor.with_device_names(inherited), by_index=by_index)
     chosen, notes = _select_requested(vendor, gpus, wanted)
+    if _may_be_number(wanted):
+        notes.append(f"--gpus {wanted} is GPU {wanted} alone; for {wanted} ranks: --nproc {wanted}")
     masks = [f"{name}={environ[name]}" for name in inherited.source.split(SOURCE_SEPARATOR) if name in environ]
     if masks and any(device not in inherited.gpus for device in chosen):
         notes.append(f"--gpus {wanted} overrides {SOURCE_SEPARATOR.join(masks)}, which lacks some of them.")
@@ -73,6 +77,11 @@ def are_all_hidden(environ: Mapping[str, str]) -> bool:
     """Whether a mask variable hides all GPUs on purpose."""
     names = {name for vendor in VENDORS if vendor.hide_all_variables for name in vendor.masks}
     return any(environ.get(name) in HIDE_ALL_VALUES for name in names)
+
+
+def _may_be_number(wanted: str) -> bool:
+    """Whether a single index may be meant as a number of GPUs."""
+    return re.fullmatch("[2-9]", wanted) is not None
 
 
 def _hide_gpus(environ: Mapping[str, str]) -> VisibleGpus:
@@ -109,6 +118,10 @@ def _find_requested_entry(vendor: Vendor, gpus: Sequence[Gpu], wanted: str, entr
     if not entry:
         what = f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU"
         raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {LIST_HINT}")
+    if entry.lower() == ALL_MIG:
+        if not (instances := [device for gpu in gpus for device in vendor.devices_of_gpu(gpu) if device.mig]):
+            raise UsageError(f"--gpus {wanted}: no GPU of this machine has MIG instances", LIST_HINT)
+        return instances
     if (index := parse_int(entry)) is not None and index >= 0:
         found = next((vendor.devices_of_gpu(gpu) for gpu in gpus if gpu.index == index), None)
         if found is None:

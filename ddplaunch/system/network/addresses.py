@@ -45,9 +45,12 @@ def list_networks() -> Iterator[tuple[str, str, str]]:
     for name, addresses in _read_interfaces().items():
         if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
             continue
-        for each in addresses:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
-                address, bits = parse_address(each.address), int(ipaddress.ip_address(each.netmask)).bit_count()
+        for interface in addresses:
+            if interface.family in (socket.AF_INET, socket.AF_INET6) and interface.netmask:
+                address, bits = (
+                    parse_address(interface.address),
+                    int(ipaddress.ip_address(interface.netmask)).bit_count(),
+                )
                 if not (address.is_loopback or address.is_link_local):
                     network = ipaddress.ip_network(f"{address}/{bits}", strict=False)
                     yield name, str(address), str(network)
@@ -80,7 +83,7 @@ def check_interface(interface: str) -> None:
 
 
 def find_address(interface: str, family: socket.AddressFamily) -> str | None:
-    """An address of an interface, None where it has none of this family."""
+    """An address of an interface; None if it has no address of this family."""
     found = list_interface_addresses().get(interface, ())
     return next((each for each in found if (":" in each) is (family == socket.AF_INET6)), None)
 

@@ -1,4 +1,4 @@
-"""Finds mistakes in the variables by which gloo, NCCL, TensorPipe, UCX and libfabric choose networks."""
+"""Finds mistakes in the variables with which gloo, NCCL, TensorPipe, UCX and libfabric choose networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_unknown_interfaces(environ: Mapping[str, str], interfaces: Collection[s
         environ: the environment of the ranks.
         interfaces: those of the machine; () reads them.
     """
-    found = []
+    unknown = []
     for variable in (*_EXACT, _NCCL):
         value = environ.get(variable, "")
         if not value or value.startswith("^"):
@@ -29,8 +29,8 @@ def find_unknown_interfaces(environ: Mapping[str, str], interfaces: Collection[s
         names = value.removeprefix("=").split(",")
         by_prefix = variable == _NCCL and not value.startswith("=")
         if not any(each == name or (by_prefix and each.startswith(name)) for name in names for each in known):
-            found.append(f"{variable}={value}")
-    return found
+            unknown.append(f"{variable}={value}")
+    return unknown
 
 
 def read_network_variables(environ: Mapping[str, str]) -> dict[str, str]:

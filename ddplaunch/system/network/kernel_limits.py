@@ -34,11 +34,11 @@ def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
 
     ``sysctls``: /proc/sys/net (proc(5)); a setting that cannot be read is skipped.
     """
-    found = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
-    if not found:
+    limits = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
+    if not limits:
         return None
     return f"limits of this machine are too low for node 0 of {nodes:,} nodes; raise them as root:\n" + "\n".join(
-        f"  {each}" for each in found
+        f"  {each}" for each in limits
     )
 
 

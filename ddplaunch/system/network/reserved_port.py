@@ -99,7 +99,7 @@ def bind_reusable(family: socket.AddressFamily, host: str, number: int) -> socke
 
 
 def try_listen(number: int) -> socket.socket | None:
-    """Listen on all interfaces; None if another process listens there already. Of several callers one succeeds.
+    """Listen on all interfaces; None if another process listens there already. One of several callers succeeds.
 
     Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen. It refuses both of two
     that try at the same moment, and a program that only tests the port holds it for a moment: so this tries again.
@@ -140,11 +140,11 @@ def _bind_address(address: str) -> tuple[socket.AddressFamily, str]:
     if address == LOOPBACK:
         return socket.AF_INET, address
     try:
-        found = resolve(address)
+        resolved = resolve(address)
     except OSError as error:
         why = f"--master-addr {sanitize_line(address)} does not resolve: {error.strerror}"
         raise UsageError(why, "give an address, like 10.0.0.1") from None
-    addresses = [(family, str(where[0])) for family, where in found]
+    addresses = [(family, str(where[0])) for family, where in resolved]
     if all(parse_address(each).is_loopback for _, each in addresses):
         return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
     if not any(_is_local(*each) for each in addresses):

@@ -5,7 +5,7 @@ Holds no reader and no decision; every field is what the driver or the kernel re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -52,6 +52,12 @@ class Gpu(Struct, frozen=True):
     mig: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     driver: str | None = None  # "570.86.15"
+    fabric: str | None = None  # the NVLink domain that it shares with GPUs of other machines: "UUID.CLIQUE"
+
+    @property
+    def address(self) -> str:
+        """Its name on this machine, the same in all containers."""
+        return self.pci or self.uuid or f"{self.vendor}-{self.index}"
 
 
 class LostGpu(Struct, frozen=True):
@@ -109,8 +115,23 @@ class Hardware(Struct, frozen=True):
 
 
 class GpusFailed(Exception):
-    """Raised if a vendor's GPUs exist, by ``evidence``, but its driver lists none of them; ``notes`` say why."""
+    """Raised if a vendor's GPUs exist, by ``evidence``, but its driver does not list them; ``notes`` say why."""
 
     def __init__(self, evidence: str, notes: Sequence[str | LostGpu]) -> None:
         super().__init__(evidence)
         self.evidence, self.notes = evidence, notes
+
+
+def explain_shared_mig(environ: Mapping[str, str]) -> str:
+    """Return which variables NCCL needs for ranks on MIG instances of one GPU; "" if they are set.
+
+    NCCL tells such instances apart only by the GPU that they are parts of: its user guide, NCCL_MULTI_RANK_GPU_ENABLE.
+    """
+    if environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        needed = "NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 for that (NCCL 2.30 on, experimental)"
+    elif environ.get("NCCL_NVLS_ENABLE") == "1":
+        return "NCCL refuses that with NCCL_NVLS_ENABLE=1: unset it"
+    else:
+        return ""
+    nvls = ", and no NCCL_NVLS_ENABLE=1" if environ.get("NCCL_NVLS_ENABLE") == "1" else ""
+    return f"{needed}{nvls}; gloo works without"

@@ -17,7 +17,7 @@ START_TIMEOUT_S = 60.0
 """For a command to connect and to start Python, possibly from a slow file server."""
 
 MAX_QUOTED_CHARS = 300
-"""Of a line from a host, its login shell or ssh, where a message quotes it."""
+"""The length at which a message cuts a line that it quotes: from a host, its login shell or ssh."""
 
 FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")

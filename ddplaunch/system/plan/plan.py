@@ -49,6 +49,7 @@ class Plan(Struct, frozen=True, dict=True):
     notes: tuple[str, ...]
     min_nodes: int | None = None  # minimum of an elastic job, which is planned for the maximum
     gpus: tuple[str, ...] = ()  # models of the devices that ranks of this machine use
+    gpu_addresses: tuple[str, ...] = ()  # of the GPUs that ranks and other programs of this machine use
     started_rank: Mapping[str, str | None] = field(default_factory=dict)
     missing_options: tuple[str, ...] = ()  # options that this node needs to start its ranks
     has_node_rank: bool = True  # whether `node_rank` is final, or provisional until this node has joined
@@ -58,6 +59,7 @@ class Plan(Struct, frozen=True, dict=True):
     virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
     programs: tuple[JsonObject, ...] = ()  # beside the ranks
     nodes_without_ranks: int = 0  # that follow ``nodes``, in a dry run
+    domain: str = ""  # of this machine; nodes of one domain share fast links
     assignment: NodeAssignment | None = (
         None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
     )
@@ -129,7 +131,7 @@ class Plan(Struct, frozen=True, dict=True):
         """Return the variables that are equal for all ranks of this machine."""
         return {"OMP_NUM_THREADS": self.local_node.threads, **self.variables}
 
-    def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
+    def rank_environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the variables of one rank in an attempt; the first is 0.
 
         They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
@@ -172,10 +174,10 @@ class Plan(Struct, frozen=True, dict=True):
         """Return the arguments of one rank's program."""
         if self.local_rank_option is None:
             return self.target.args
-        return (f"{self.local_rank_option}={self.environment(rank)['LOCAL_RANK']}", *self.target.args)
+        return (f"{self.local_rank_option}={self.rank_environment(rank)['LOCAL_RANK']}", *self.target.args)
 
     def to_json(self) -> JsonObject:
-        """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
+        """Return the plan as the one object that ``--dry-run --json`` prints (docs/json.md has the fields)."""
         nodes = self.started_rank.get("GROUP_WORLD_SIZE", self.nnodes)
         return {
             "run_id": self.run_id,
@@ -199,7 +201,7 @@ class Plan(Struct, frozen=True, dict=True):
                     **as_dict(rank),
                     "local_rank": self.node_and_local_rank(rank)[1],
                     "node_rank": self.node_and_local_rank(rank)[0],
-                    "env": self.environment(rank),
+                    "env": self.rank_environment(rank),
                     "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }
                 for rank in self.shown_ranks

@@ -10,6 +10,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_count
 from ddplaunch.base.types import JsonObject
 from ddplaunch.system.plan import rank_layout, rendezvous
+from ddplaunch.system.plan.hardware import explain_shared_mig
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import DEFAULT_ROLE, Fact, Plan
 from ddplaunch.system.plan.rank_layout import Cpus, DeviceSlot, Node
@@ -44,6 +45,7 @@ class PlanSpec(Struct, frozen=True):
     role: str = DEFAULT_ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
+    domain: str | None = None
     programs: tuple[JsonObject, ...] = ()  # beside the ranks, for those who read the plan
     nodes_without_ranks: int = 0  # that follow the others, in a dry run
 
@@ -57,7 +59,7 @@ class MachineInfo(Struct, frozen=True):
 
     ``usable_cpus``: fewer than ``allowed_cpus`` if a container has a CPU quota; None is all of them.
     ``is_cpu_bound``: whether this process may use only some of the machine's CPUs.
-    ``slots_source``: how the devices were found.
+    ``slots_source``: how the devices were found; ``gpu_addresses``: of all GPUs, by index.
     ``variables`` make exactly these devices visible to ranks, each of ``device_masks`` only one of them.
     """
 
@@ -68,9 +70,11 @@ class MachineInfo(Struct, frozen=True):
     numa: tuple[Cpus, ...] = ()
     slots: tuple[DeviceSlot, ...] = ()
     slots_source: str = ""
+    gpu_addresses: Mapping[int, str] = field(default_factory=dict)
     is_cpu_bound: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
     device_masks: tuple[Mapping[str, str], ...] = ()
+    domain: SourcedValue | None = None  # what it shares with the machines near it
 
 
 def make_plan(
@@ -104,7 +108,7 @@ def make_plan(
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")
     all_notes = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
-    all_notes += _mig_notes(backend, machine.slots[: counts[here]])
+    all_notes += _mig_notes(backend, machine.slots[: counts[here]], environ)
     rendezvous.check_init_method(spec.init_method)
     given = spec.master_addr, spec.master_port, spec.init_method
     host = machine.host if here == 0 else None
@@ -129,7 +133,7 @@ def make_plan(
         backend=backend,
         init_method=spec.init_method,
         facts=(
-            *_facts(spec, counts, counts_source, node_rank, _devices(machine)),
+            *_facts(spec, counts, counts_source, node_rank, machine),
             _fact("master address", address),
             _fact("master port", port if port.value != "0" else SourcedValue("any free port", "one node")),
             _fact("threads per rank", threads[counts[here]]),
@@ -138,6 +142,7 @@ def make_plan(
         min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
         started_rank=started_rank,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
+        gpu_addresses=_gpu_addresses(spec, machine, here, counts[here]),
         missing_options=_missing_options(spec, sources, counts_source) if nnodes > 1 else (),
         has_node_rank=spec.has_node_rank or nnodes == 1,
         virtual_local_rank=spec.virtual_local_rank,
@@ -145,7 +150,17 @@ def make_plan(
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
         programs=spec.programs,
         nodes_without_ranks=spec.nodes_without_ranks,
+        domain=machine.domain.value if machine.domain else "",
     )
+
+
+def _gpu_addresses(spec: PlanSpec, machine: MachineInfo, here: int, ranks: int) -> tuple[str, ...]:
+    """Return the addresses of the GPUs that ranks and other programs of this node use."""
+    addresses = [slot.address for slot in machine.slots[:ranks] if slot.address]
+    for program in spec.programs:
+        if program.get("node", 0) == here and isinstance(indices := program["gpus"], list):
+            addresses += [machine.gpu_addresses.get(index, "") for index in indices if isinstance(index, int)]
+    return tuple(dict.fromkeys(filter(None, addresses)))
 
 
 def _device_slots(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[DeviceSlot, ...], Mapping[str, str | None]]:
@@ -168,20 +183,25 @@ def _variables(spec: PlanSpec, machine: MachineInfo, environ: Mapping[str, str])
 
 
 def _facts(
-    spec: PlanSpec, counts: tuple[int, ...], counts_source: str, node_rank: SourcedValue, devices: SourcedValue
+    spec: PlanSpec, counts: tuple[int, ...], counts_source: str, node_rank: SourcedValue, machine: MachineInfo
 ) -> Iterator[Fact]:
-    """Return the facts on ranks, nodes and devices, and on this node's rank."""
+    """Return the facts on ranks, nodes and devices, and on this node's rank and domain."""
+    devices, domain = _devices(machine), machine.domain
     if spec.started_rank:
         yield Fact("this rank", f"{node_rank.value} of {spec.nnodes}", counts_source)
         yield _fact("devices", devices)
+        if domain:
+            yield _fact("domain", domain)
         return
     if spec.min_nodes not in (None, spec.nnodes):
         yield Fact("nodes", f"{spec.min_nodes} to {spec.nnodes}, planned for {spec.nnodes}", "--nnodes")
-    yield Fact("processes per node", rank_layout.format_counts(counts), counts_source)
+    yield Fact("ranks per node", rank_layout.format_counts(counts), counts_source)
     yield _fact("devices", devices)
     if spec.nnodes > 1:
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
         yield _fact("node rank", node_rank) if spec.has_node_rank else order
+        if domain:
+            yield _fact("domain", domain)
 
 
 def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts_source: str) -> tuple[str, ...]:
@@ -240,26 +260,25 @@ def _device_notes(spec: PlanSpec, backend: str | None, ranks: int, gpus: int) ->
         raise UsageError(what, "--backend gloo")
     if ranks <= gpus or not gpus:
         return []
-    found = format_count(gpus, "GPU")
+    gpu_count = format_count(gpus, "GPU")
     if spec.oversubscribe:
-        return [f"{ranks} ranks share {found} (--oversubscribe): LOCAL_RANK exceeds the last device"]
+        return [f"{ranks} ranks share {gpu_count} (--oversubscribe): LOCAL_RANK exceeds the last device"]
     if spec.gpus is not None:
-        what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {found}"
+        what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {gpu_count}"
         raise UsageError(what, f"--nproc {gpus}, or --oversubscribe to share them")
     if nccl:
         what = f"{ranks} ranks on {format_count(gpus, 'visible GPU')}: NCCL allows one rank per GPU"
         raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
-    return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have no GPU of their own"]
+    return [f"more ranks than GPUs: {ranks} ranks on {gpu_count}; ranks from {gpus} on have no GPU of their own"]
 
 
-def _mig_notes(backend: str | None, slots: Sequence[DeviceSlot]) -> list[str]:
+def _mig_notes(backend: str | None, slots: Sequence[DeviceSlot], environ: Mapping[str, str]) -> list[str]:
     """Note that ranks have MIG instances of one GPU, if NCCL is their backend, or torch's default for them."""
     gpus = [slot.divided_gpu for slot in slots if slot.divided_gpu is not None and slot.backend == "nccl"]
     shared = next((gpu for gpu in gpus if gpus.count(gpu) > 1), None)
-    if shared is None or (backend and not rendezvous.uses_nccl(backend)):
+    if shared is None or (backend and not rendezvous.uses_nccl(backend)) or not (why := explain_shared_mig(environ)):
         return []
-    what = f"{gpus.count(shared)} ranks have MIG instances of GPU {shared}"
-    return [f"{what}: NCCL needs a GPU for each rank, and may refuse that (Duplicate GPU detected); gloo works"]
+    return [f"{gpus.count(shared)} ranks have MIG instances of GPU {shared}: {why}"]
 
 
 def _threads(

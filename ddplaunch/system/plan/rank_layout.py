@@ -24,7 +24,8 @@ class DeviceSlot(Struct, frozen=True):
     name: str = ""
     cpus: Cpus = ()
     backend: str = "gloo"  # torch's default backend for it
-    divided_gpu: int | None = None  # the index of the GPU of which it is a MIG instance
+    divided_gpu: int | None = None  # the index of the GPU that this MIG instance is a part of
+    address: str = ""  # of its GPU
 
 
 class Node(Struct, frozen=True):
@@ -102,7 +103,7 @@ class ExternalRank(Struct, frozen=True):
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
     """Parse ``--nproc``; return the count of every node and its source, in the words of the plan.
 
-    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other nodes are
+    ``auto`` is the number of visible GPUs, or 1 without GPUs; ``gpu`` and ``cpu`` count those. Other nodes are
     assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
@@ -124,9 +125,9 @@ def _count(part: str, text: str) -> int:
     count = parse_int(part)
     if count is None:
         what = f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu"
-        raise UsageError(what, "leave it out for one process per GPU")
+        raise UsageError(what, "omit it for one rank per GPU")
     if count < 1:
-        raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
+        raise UsageError(f"--nproc {text}: --nproc must be at least 1", "--nproc 1")
     if count > MAX_RANKS_PER_NODE:
         what = f"--nproc {text}: a node runs at most {MAX_RANKS_PER_NODE:,} processes"
         raise UsageError(what, f"--nproc {MAX_RANKS_PER_NODE}")

@@ -104,9 +104,9 @@ def check_init_method(method: str | None) -> None:
     if not path.startswith("/"):
         raise UsageError(f"--init-method {method}: the path must be absolute", example)
     if os.path.isdir(path):
-        raise UsageError(f"--init-method {method}: {path} is a directory", f"--init-method {method.rstrip('/')}/store")
+        raise UsageError(f"--init-method {method}: {path} is a folder", f"--init-method {method.rstrip('/')}/store")
     if not os.path.isdir(folder):
-        raise UsageError(f"--init-method {method}: directory {folder} does not exist", f"create it, or {example}")
+        raise UsageError(f"--init-method {method}: folder {folder} does not exist", f"create it, or {example}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise UsageError(f"--init-method {method}: {path} is not writable", example)
 

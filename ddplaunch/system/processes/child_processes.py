@@ -25,9 +25,17 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill it, unless it has been reaped."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has been reaped."""
         if self.pid in _unreaped:
             with suppress(ProcessLookupError):  # the kernel reaps for a parent that ignores SIGCHLD
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Wait for its end, at most this long; return whether it has ended."""
+        return self.pid not in _unreaped or proc_utils.wait_for_end(self.pid, timeout_s)
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end, and kill it after ``timeout_s``. Return the wait status, None if unknown.

@@ -138,13 +138,13 @@ def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = N
         if state in "ZX":
             dead.add(pid)
         below.setdefault(parent, []).append(pid)
-    found, todo = [], deque(pid for pid in below.get(root, []) if is_excluded is None or not is_excluded(pid))
+    descendants, todo = [], deque(pid for pid in below.get(root, []) if is_excluded is None or not is_excluded(pid))
     while todo:
         pid = todo.popleft()
         if pid not in dead:
-            found.append(pid)
+            descendants.append(pid)
         todo.extend(below.get(pid, []))
-    return found
+    return descendants
 
 
 def read_state(pid: int) -> tuple[str, int]:
@@ -321,15 +321,15 @@ def send_signal(pid: int, number: int, pidfd: int | None = None) -> None:
 def reap_children() -> list[tuple[int, int, Usage]]:
     """Reap every child that has ended, adopted ones included: pid, wait status and usage of each, in no order."""
     ctypes = _ctypes()  # os.wait4 would import ``resource``, and could find a user's module of that name
-    libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, with spare room
+    libc, status, usage = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, with spare room
     ended: list[tuple[int, int, Usage]] = []
-    while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, found)) > 0:
+    while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, usage)) > 0:
         if os.WIFSTOPPED(status.value):  # it has called PTRACE_TRACEME, and stops at each signal for its parent
             number = os.WSTOPSIG(status.value)
             libc.ptrace(_PTRACE_CONT, pid, None, ctypes.c_ulong(0 if number == signal.SIGTRAP else number))
             continue
-        peak = found[4] if sys.platform == "darwin" else found[4] << 10  # ru_maxrss
-        ended.append((pid, status.value, (peak, found[0] + found[1] / 1e6, found[2] + found[3] / 1e6)))
+        peak = usage[4] if sys.platform == "darwin" else usage[4] << 10  # ru_maxrss
+        ended.append((pid, status.value, (peak, usage[0] + usage[1] / 1e6, usage[2] + usage[3] / 1e6)))
     return ended
 
 

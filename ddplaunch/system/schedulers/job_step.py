@@ -40,7 +40,7 @@ def query_node_zero(job: SubmittedJob, state: BatchJobState, words: Sequence[str
 def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
     """Run ``ddplaunch WORDS`` on node 0, or on all nodes, and pass on its output. Return its exit code.
 
-    Of all nodes, errors of some are dropped if another has printed something.
+    Errors of some nodes are dropped if another node has printed something.
     Raises StepNotStarted if the scheduler did not start it, and UsageError if the scheduler cannot start steps in a
     running job.
     """

@@ -19,6 +19,7 @@ import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.text import format_size
+from ddplaunch.system.schedulers.outage_notice import REMINDER_INTERVAL_S, OutageNotice
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, LogSource, Scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from ddplaunch.system.schedulers.submitted_jobs import store_end
@@ -26,8 +27,7 @@ from ddplaunch.system.schedulers.submitted_jobs import store_end
 LOG_POLL_INTERVAL_S = 0.5
 MIN_QUERY_INTERVAL_S = 1.0
 MAX_QUERY_INTERVAL_S = 5.0
-REMINDER_INTERVAL_S = 60.0
-"""Seconds between polls of the log, between queries of the scheduler (bounds), and between reminders while it waits."""
+"""Seconds between polls of the log, and between queries of the scheduler (bounds)."""
 
 
 class _FollowedFile:
@@ -112,14 +112,14 @@ class LogFollower:
     ) -> None:
         """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes.
 
-        Of a job without such files, skip all but the last ``lines`` lines, if that is not 0.
+        Skip all but the last ``lines`` lines of a job without such files, if that is not 0.
         """
         self.job, self.scheduler = job, scheduler
         self.last_seen: BatchJobState | None = None
         self._log = scheduler.open_log(job, lines) or _LogFiles(files, last)
         self._reported_state: str | None = None
         self._reported_at = 0.0
-        self._answered_at = time.monotonic()
+        self._outage = OutageNotice(scheduler.title, job.text)
 
     @property
     def reads_files(self) -> bool:
@@ -170,13 +170,10 @@ class LogFollower:
     def _report_state(self, state: BatchJobState | None) -> None:
         now = time.monotonic()
         number = self.job.text
+        if notice := self._outage.update(answered=state is not None):
+            print_line(notice)
         if state is None:
-            if now - self._answered_at >= REMINDER_INTERVAL_S:
-                waited = f"{self.scheduler.query_program} has not answered for {now - self._answered_at:.0f} s"
-                print_line(f"{waited}; job {number} is not affected")
-                self._answered_at = now
             return
-        self._answered_at = now
         reminder_due = state.is_pending and now - self._reported_at >= REMINDER_INTERVAL_S
         if state.description == self._reported_state and not reminder_due:
             return

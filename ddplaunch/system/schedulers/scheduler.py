@@ -189,14 +189,14 @@ def ended_state(code: int, how: str) -> BatchJobState:
     return BatchJobState(f"{how} (exit code {code})", code)
 
 
-def group_by_job(jobs: Sequence[JobId], found: Iterable[BatchJobState]) -> dict[JobId, list[BatchJobState]]:
+def group_by_job(jobs: Sequence[JobId], states: Iterable[BatchJobState]) -> dict[JobId, list[BatchJobState]]:
     """Group states by queried job; for a whole array, those of its indices, not its own."""
 
     def is_of(one: JobId, job: JobId) -> bool:
         same = one.number.partition(".")[0] == job.number.partition(".")[0] and one.cluster == job.cluster
         return same and ((one.index or "").isdecimal() if job.index == "" else one.index == job.index)
 
-    listed = list(found)
+    listed = list(states)
     grouped = {job: [each for each in listed if each.job and is_of(each.job, job)] for job in jobs}
     return {job: records for job, records in grouped.items() if records}
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from ddplaunch.system.code_version import CodeVersion
+
 
 class JobEnd(Struct, frozen=True):
     """How a job ended: a description, and its exit code."""
@@ -39,6 +41,10 @@ class SubmittedJob(Struct, frozen=True):
     code_copy: str | None = None  # the folder of the copy of the code that it runs
     errors: str | None = None  # the file of its stderr, if it is not the log
     last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
+    code_version: CodeVersion | None = None  # that the record of its run has only on its nodes
+    argv: tuple[str, ...] = ()  # the command that submitted it, without secrets
+    typed_in: str = ""  # the folder in which that was typed
+    runs: tuple[str, ...] = ()  # of a grid: what each index is called, like "lr=0.1,seed=2"
     by_hand: bool = False  # created by another program, whose next job may have the same name: it is never stored
 
     @property

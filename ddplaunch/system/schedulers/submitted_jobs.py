@@ -51,7 +51,7 @@ def list_jobs() -> list[SubmittedJob]:
 
 
 def find_job(word: str) -> SubmittedJob | None:
-    """Find a job by its number, or by NUMBER_INDEX for an array; else the newest job with this name.
+    """Find a job by its number, or by NUMBER_INDEX for an array; else the newest job or grid with this name.
 
     The server's name after a PBS number may be left out.
     """
@@ -64,4 +64,4 @@ def find_job(word: str) -> SubmittedJob | None:
         return word in (job.number, short) or (job.array is not None and short == array)
 
     numbered = filter(has_number, jobs)
-    return next(numbered, None) or next((job for job in jobs if job.name == word), None)
+    return next(numbered, None) or next((job for job in jobs if word == job.name or word in job.runs), None)

@@ -18,7 +18,11 @@ def check_arguments(signature: Signature, words: Sequence[str]) -> None:
 
     Raises UsageError if one is missing, unknown or of the wrong type; the hint is the signature.
     """
-    if not signature.reads_argv:
+    if signature.namespace:
+        from ddplaunch.system.target.namespace_options import parse_namespace  # argparse, which few need
+
+        parse_namespace(signature, words, None)
+    elif not signature.reads_argv:
         parse_arguments(signature, words, live=False)
 
 
@@ -31,6 +35,10 @@ def is_help_request(signature: Signature, words: Sequence[str]) -> bool:
 
 def function_help(signature: Signature) -> str:
     """Return the help of a function: its docstring, and its options with types and defaults."""
+    if signature.namespace:
+        from ddplaunch.system.target.namespace_options import build_parser
+
+        return build_parser(signature, None).format_help()
     parameters = {parameter.name: parameter for parameter in signature.typed}
     rows = []
     for parameter in signature.typed:

@@ -6,11 +6,19 @@ launcher, against the signature read from the source.
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddplaunch.system.target.signature import INJECTED_PARAMETERS, ArgumentValues, Parameter, from_function
+from ddplaunch.system.target.signature import (
+    INJECTED_PARAMETERS,
+    ArgumentValues,
+    Parameter,
+    find_namespace,
+    from_function,
+    with_namespace,
+)
 
 
 def bind_arguments(
@@ -30,11 +38,21 @@ def bind_arguments(
         return (), {}  # written in C, without a signature: called without arguments, may read sys.argv
     if signature.reads_argv:
         return (), {}
+    if find_namespace(signature) and (module := _parse_module(function)):
+        signature = with_namespace(signature, module)
     from ddplaunch.system.target.argument_parser import (
         parse_arguments,  # with click, which a function that reads sys.argv does not need
     )
 
-    given = parse_arguments(signature, words, live=True)
+    given: dict[str, object]
+    if signature.namespace:
+        from ddplaunch.system.target.namespace_options import fill_in, parse_namespace  # argparse, which few need
+
+        namespace = parse_namespace(signature, words, inspect.unwrap(function).__globals__)
+        fill_in(namespace, values)
+        given = {signature.namespace: namespace}
+    else:
+        given = parse_arguments(signature, words, live=True)
     for parameter in signature.parameters:
         if parameter.injected:
             given[parameter.name] = injected_value(parameter, values, make_device)
@@ -42,6 +60,16 @@ def bind_arguments(
     bound.arguments.update(given)
     bound.apply_defaults()
     return bound.args, bound.kwargs
+
+
+def _parse_module(function: Callable[..., Any]) -> ast.Module | None:
+    """Parse the file of a function; None if it has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    try:
+        with open(code.co_filename if code else "", "rb") as file:
+            return ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def injected_value(parameter: Parameter, values: ArgumentValues, make_device: Callable[[str], object]) -> object:

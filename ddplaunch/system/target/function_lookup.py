@@ -49,7 +49,7 @@ def _suggest_functions(where: str, function: str, names: list[str]) -> str | Non
 
 
 def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> str | None:
-    """Return the source of a statement that certainly binds no function but a module or a plain value; else None."""
+    """Return the source of a statement that certainly binds a module or a plain value, not a function; else None."""
     plain = (ast.Constant, ast.List, ast.Dict, ast.Tuple, ast.Set, ast.JoinedStr)
     if isinstance(node, ast.Import) or (isinstance(node.value, plain) and len(_list_bound_names(node)) == 1):
         return ast.unparse(node)

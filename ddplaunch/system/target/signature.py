@@ -94,6 +94,8 @@ class Signature:
     name: str
     parameters: tuple[Parameter, ...]
     doc: str | None = None  # its docstring, where the source has one
+    namespace: str | None = None  # the parameter that gets an argparse.Namespace
+    option_calls: tuple[ast.Call, ...] = ()  # of ``add_argument`` in its module: the options of that namespace
 
     def __str__(self) -> str:
         return f"{self.name.rpartition(':')[2]}({', '.join(parameter.text for parameter in self.parameters)})"
@@ -128,7 +130,37 @@ def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Sig
     parameters += [_read(each, default, module) for each, default in named]
     if arguments.kwarg:
         parameters.append(_read(arguments.kwarg, None, module, "**"))
-    return Signature(name, tuple(parameters), ast.get_docstring(function))
+    return with_namespace(Signature(name, tuple(parameters), ast.get_docstring(function)), module)
+
+
+_NAMESPACE_NAMES = frozenset(
+    {"args", "arguments", "opt", "opts", "options", "cfg", "conf", "config", "params", "hparams"}
+)
+
+
+def find_namespace(signature: Signature) -> str | None:
+    """Return the parameter that may get an ``argparse.Namespace``: the only one without a default, by name or type."""
+    required = [each for each in signature.typed if each.required or each.stars]
+    if len(required) != 1 or required[0].stars:
+        return None
+    annotation = required[0].text.partition(":")[2].strip(" '\"")
+    is_namespace = annotation.endswith("Namespace") if annotation else required[0].name in _NAMESPACE_NAMES
+    return required[0].name if is_namespace else None
+
+
+def with_namespace(signature: Signature, module: ast.Module) -> Signature:
+    """Return the signature with the options of the module's ``ArgumentParser``, if a parameter gets its namespace."""
+    name = find_namespace(signature)
+    calls = [
+        node
+        for node in (ast.walk(module) if name else ())
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "add_argument"
+        and node.args
+    ]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return replace(signature, namespace=name, option_calls=tuple(calls)) if calls else signature
 
 
 def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module, stars: Stars = "") -> Parameter:

@@ -109,11 +109,11 @@ def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
 
 def _find_namespace(name: str, folders: Sequence[str]) -> ModuleSpec | None:
     """Find a namespace package: all folders of its name. Python's own finder would import its parent."""
-    found = [folder for folder in folders if os.path.isdir(folder)]
-    if not found:
+    existing = [folder for folder in folders if os.path.isdir(folder)]
+    if not existing:
         return None
     spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = found
+    spec.submodule_search_locations = existing
     return spec
 
 
@@ -150,13 +150,13 @@ _IMPORT = (
 def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
     """Return the modules that a file imports; relative imports are resolved against the folder ``first``."""
     package = os.path.relpath(os.path.dirname(file), first).split(os.sep)
-    for found in re.finditer(_IMPORT, re.sub(_COMMENT, "", text).replace("\\\n", " ")):
-        dots = found["dots"]
+    for match in re.finditer(_IMPORT, re.sub(_COMMENT, "", text).replace("\\\n", " ")):
+        dots = match["dots"]
         above = [part for part in package[: len(package) - len(dots) + 1] if part != "."] if dots else []
-        base = ".".join([*above, *([found["base"]] if found["base"] else [])])
+        base = ".".join([*above, *([match["base"]] if match["base"] else [])])
         if base:
             yield base
-        for part in found["names"].strip("()").split(","):
+        for part in match["names"].strip("()").split(","):
             if name := part.split()[:1]:
                 yield f"{base}.{name[0]}" if base else name[0]
 
@@ -177,13 +177,13 @@ def quoted_option_names(tree: ast.Module) -> frozenset[str]:
     Parsers like argparse need them in quotes; dataclass parsers, fire and typer make them from annotated fields and
     parameters.
     """
-    found = set[str]()
+    names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("-"):
-            found.update(node.value.split("/"))  # click: "--dry-run/--no-dry-run"
+            names.update(node.value.split("/"))  # click: "--dry-run/--no-dry-run"
         elif isinstance(node, ast.ClassDef):
             fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            found.update(f"--{field.id.replace('_', '-')}" for field in fields if isinstance(field, ast.Name))
+            names.update(f"--{field.id.replace('_', '-')}" for field in fields if isinstance(field, ast.Name))
         elif isinstance(node, ast.arg):
-            found.add(f"--{node.arg.replace('_', '-')}")
-    return frozenset(found)
+            names.add(f"--{node.arg.replace('_', '-')}")
+    return frozenset(names)

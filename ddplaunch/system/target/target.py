@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -65,6 +66,9 @@ class Target(Struct, frozen=True, dict=True):
     def has_option(self, option: str) -> bool:
         """Whether the program has an option of this name ("--log-dir"), according to its source file."""
         if self.signature is not None and not self.signature.reads_argv:
+            if self.signature.namespace:
+                texts = [each for call in self.signature.option_calls for each in call.args]
+                return any(isinstance(each, ast.Constant) and each.value == option for each in texts)
             return option.lstrip("-").replace("-", "_") in {parameter.name for parameter in self.signature.typed}
         return option in self._options
 
@@ -75,6 +79,7 @@ class Target(Struct, frozen=True, dict=True):
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _FUNCTION_IN_FILE = r"(?P<path>.+\.py):(?P<function>[^:/]*)"
+_PYTEST_FUNCTION = r"(?P<path>.+\.py)::(?P<function>\w+)"
 _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 
 
@@ -89,6 +94,8 @@ def find_target(typed: str, args: tuple[str, ...], *, as_module: bool, as_progra
         raise UsageError("the target is empty", "ddplaunch run train.py --nproc 4")
     if as_program:
         return _find_program(typed, args, cwd)
+    if typed == "-":
+        raise UsageError("a program cannot be read from stdin: each rank needs it", "write it to a file, train.py")
     if as_module:
         return _find_module(typed, args, cwd)
     if ":" in typed and not os.path.exists(os.path.join(cwd, typed)):  # a file may have a colon in its name
@@ -149,7 +156,7 @@ def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if os.sep in typed:
         path = os.path.join(cwd, typed)
         if os.path.isdir(path):
-            raise UsageError(f"{typed} is a directory, not a program")
+            raise UsageError(f"{typed} is a folder, not a program")
         if not os.path.exists(path):
             folder, name = os.path.split(typed)
             near = closest_match(name, list_dir(os.path.join(cwd, folder)))
@@ -188,7 +195,7 @@ def _existing_file(typed: str, cwd: str) -> str:
     if os.path.isdir(path):
         inside = [name for name in ("train.py", "main.py") if os.path.isfile(os.path.join(path, name))]
         hint = f"ddplaunch run {os.path.join(typed, inside[0])}" if inside else "name the script in it"
-        raise UsageError(f"{typed} is a directory, not a script", hint)
+        raise UsageError(f"{typed} is a folder, not a script", hint)
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -210,7 +217,12 @@ def _similar_file(typed: str, cwd: str) -> str | None:
         other = near and os.path.join(parent, near, name)
         if other and os.path.isfile(os.path.join(cwd, other)):
             return _did_you_mean(other)
-        return f"the directory {folder} does not exist"
+        return f"the folder {folder} does not exist"
+    if match := re.fullmatch(_PYTEST_FUNCTION, typed):
+        return _did_you_mean(f"{match['path']}:{match['function']}")
+    module, _, function = typed.rpartition(".")
+    if re.fullmatch(_DOTTED, module) and os.path.isfile(os.path.join(cwd, path := module.replace(".", os.sep) + ".py")):
+        return _did_you_mean(f"{path}:{function}")
     names = list_dir(os.path.join(cwd, folder))
     near = (
         name + ".py" if name + ".py" in names else closest_match(name, [each for each in names if each.endswith(".py")])

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
-from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.feature import Feature
 from ddplaunch.core.job import commands as do
@@ -23,9 +22,7 @@ from ddplaunch.core.options import Stopping
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
 from tests.core.job_configs import make_job_config
-
-WALL = 1e9
-"""Seconds since the epoch when the simulated clock is at 0."""
+from tests.core.machine_histories import WALL, MachineWorld, Step
 
 
 def make_config(**rules: Any) -> JobConfig:
@@ -43,7 +40,7 @@ def make_hello(config: JobConfig, number: int, **changed: Any) -> NodeHello:
     return NodeHello(**{**fields, **changed})
 
 
-class World:
+class World(MachineWorld):
     """The nodes around a machine. ``now`` is the monotonic clock, in seconds."""
 
     def __init__(
@@ -53,12 +50,12 @@ class World:
         numbers = tuple(joined)
         self.config = make_config(**{"min_nodes": len(numbers) + 1, **rules})
         self.machine = JobMachine(self.config, make_hello(self.config, 0), "id", features)
-        self.now, self._connections = 0.0, 0
+        self._connections = 0
         self.nodes = {0}
         self.attempt_ends: list[tuple[int, int | None, str]] = []  # attempt, exit code and why, as observers see them
         self.on(ev.Start())
         for number in numbers:
-            self._describe_all(self.on(joins(number)(self)))
+            self.describe_all(self.on(joins(number)(self)))
 
     @property
     def wall(self) -> float:
@@ -72,18 +69,7 @@ class World:
         """Let an event happen now."""
         if isinstance(event, ev.ConnectionLost):
             self.nodes.discard(event.node_rank)
-        return self.machine.on(event, Now(self.now, self.wall))
-
-    def wait_until(self, moment: float) -> list[Command]:
-        """Let time pass; return the commands of the deadlines that come."""
-        done: list[Command] = []
-        due = 0
-        while (wake_at := self.machine.wake_at()) is not None and wake_at <= moment:
-            self.now, due = max(self.now, wake_at), due + 1
-            assert due < 1000, "a deadline that is due stays armed"
-            done += self.on(ev.DeadlineDue())
-        self.now = max(self.now, moment)
-        return done
+        return super().on(event)
 
     def at(self, seconds: float, event: Happening, *expected: str) -> None:
         """Let time pass, then something happen; assert all commands since the last call."""
@@ -91,15 +77,12 @@ class World:
         assert found == list(expected), f"at {seconds:g} s: {found}"
 
     def play(self, seconds: float, event: Happening) -> list[str]:
-        """Let time pass, then something happen; return the commands in a few words."""
-        found = self._describe_all(self.wait_until(seconds))
-        if event is not None:
-            if isinstance(event, tuple):
-                event = ev.MessageReceived(*event)
-            found += self._describe_all(self.on(event(self) if callable(event) else event))
-        return found
+        """As of any world; a tuple is the message of a node."""
+        if isinstance(event, tuple):
+            event = ev.MessageReceived(*event)
+        return super().play(seconds, event)
 
-    def _describe_all(self, commands: Sequence[Command]) -> list[str]:
+    def describe_all(self, commands: Sequence[Command]) -> list[str]:
         """The commands in a few words; what goes to several nodes is one line, with them in their order."""
         receivers: dict[str, list[int]] = {}
         for command in commands:
@@ -158,18 +141,6 @@ def _describe_result(result: JobResult) -> str:
     return ", ".join(words) + (f": {result.remark}" if result.remark else "")
 
 
-class Step(Struct, frozen=True):
-    """What happens at a moment, and the commands expected until then and from it."""
-
-    at: float
-    event: Happening
-    expected: tuple[str, ...]
-
-
-def step(at: float, event: Happening, *expected: str) -> Step:
-    return Step(at, event, expected)
-
-
 class Rules(Struct, frozen=True):
     """The job of a history: nodes that have joined already, and the settings of ``JobConfig`` that are not as usual."""
 
@@ -191,9 +162,7 @@ def replay(history: History) -> World:
     rules, *steps = history
     assert isinstance(rules, Rules)
     world = World(rules.joined, **rules.settings)
-    for each in steps:
-        assert isinstance(each, Step)
-        world.at(each.at, each.event, *each.expected)
+    world.replay(each for each in steps if isinstance(each, Step))
     return world
 
 

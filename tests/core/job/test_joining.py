@@ -18,7 +18,7 @@ import pytest
 
 from ddplaunch.cli.node_config_options import QUIET_WAIT_S
 from ddplaunch.core.messages import PROTOCOL_VERSION
-from ddplaunch.features.runs import history_store
+from ddplaunch.observe.history import history_store
 from tests.conftest import BackgroundJob, clean_environment, ddplaunch_command, free_port, wait_until, write_program
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
@@ -292,7 +292,7 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
     job = start_ddplaunch("run", "--nproc", "1", "--start", "exec", "--join-timeout", "0.5", *where, "hello.py")
     assert job.wait() == 69
     assert job.stderr().splitlines() == [
-        "ddplaunch: waiting for node 0's own name: no.such.host.invalid does not resolve yet",
+        "ddplaunch: cannot resolve --master-addr no.such.host.invalid, which is this machine; retrying",
         "Error: --master-addr no.such.host.invalid does not resolve on this machine in 0.5 s (--join-timeout)",
         "  give node 0's address, like 10.0.0.1",
     ]

@@ -16,20 +16,8 @@ from ddplaunch.core.job import job_attempt
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.messages import Versions
 from tests.core.job.job_steps import joined
-from tests.core.job.job_world import (
-    WALL,
-    History,
-    failed,
-    finished,
-    is_over,
-    job,
-    joins,
-    lost,
-    replay,
-    reported,
-    signalled,
-    step,
-)
+from tests.core.job.job_world import History, failed, finished, is_over, job, joins, lost, replay, reported, signalled
+from tests.core.machine_histories import WALL, step
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
 ZYGOTE = "the zygote (pid 7) was ended by SIGKILL"
@@ -142,7 +130,7 @@ HISTORIES: dict[str, History] = {
     "a failure is reported early once, while the ranks are inspected": (
         job(2, inspect=True, features=None),
         step(5, failed(1, 2), "all: RpcRequest"),
-        step(5.6, failed(0, 0), f"all: note: rank 2 exited with code 1 (on n1)\nwaiting up to {WAITED}"),
+        step(5.6, failed(0, 0), f"all: note: rank 2 exited with code 1 (on n1); waiting up to {WAITED}"),
         step(10, None, "0: RanksInspected", "all: stop, SIGTERM, 30 s"),
     ),
     "several ranks fail at once: the first by one clock is the cause": (
@@ -153,7 +141,7 @@ HISTORIES: dict[str, History] = {
         step(
             10.6,
             None,
-            "all: note: rank 0 exited with code 4 (on n0)\n"
+            "all: note: rank 0 exited with code 4 (on n0); "
             "waiting up to 5 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
         ),
         step(11, reported(1)),
@@ -323,6 +311,16 @@ HISTORIES: dict[str, History] = {
         step(5.5, failed(0, 0, message="OSError: a word that we do not know")),
         step(6, reported(0), "all: end, 137: the zygote (pid 7) was ended by SIGKILL (on n1)"),
     ),
+    "a lost zygote ends a job with --restart-on 75: its ranks were killed": (
+        job(2, max_restarts=1, restart_on="75"),
+        step(5, reported(1, broken=ZYGOTE), "0: stop, SIGTERM, 30 s"),
+        step(
+            5,
+            reported(0, stopped=2),
+            "all: end, 137: the zygote (pid 7) was ended by SIGKILL (on n1); "
+            "not restarting: exit code 137 is not in --restart-on 75",
+        ),
+    ),
     **{
         f"a lost zygote uses a restart, with --restart-on {how}": (
             job(2, max_restarts=1, restart_on=how, restart_backoff=0.0),
@@ -339,7 +337,7 @@ HISTORIES: dict[str, History] = {
                 f"all: end, 137: the zygote (pid 7) was ended by SIGKILL (on n1); {USED_UP}",
             ),
         )
-        for how in ("any", "transient", "always")
+        for how in ("any", "transient", "always", "75,137")
     },
 }
 

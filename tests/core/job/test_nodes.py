@@ -23,8 +23,8 @@ from tests.core.job.job_world import (
     replay,
     reported,
     signalled,
-    step,
 )
+from tests.core.machine_histories import step
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
 FULL = "/dev/shm is full"

@@ -16,7 +16,8 @@ from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.core.messages import CheckRequest, FeatureMessage
-from tests.core.job.job_world import WALL, World, failed, joins, reported, signalled
+from tests.core.job.job_world import World, failed, joins, reported, signalled
+from tests.core.machine_histories import WALL
 
 
 class Prepare(CheckRequest, frozen=True):

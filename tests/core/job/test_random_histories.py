@@ -146,7 +146,7 @@ class History:
             min_nodes=min_nodes, max_nodes=min_nodes + more + spares, spares=spares, without_ranks=without_ranks,
             join_timeout=choose((20.0, 1000.0)), join_window=choose((0.0, 10.0)), grace=choose((0.0, 4.0, 30.0)),
             preempt_grace=choose((0.0, 20.0)), max_restarts=choose((0, 1, 5)), restart_backoff=choose((0.0, 3.0)),
-            restart_on=choose(("any", "transient", "always")), min_uptime=choose((0.0, 5.0)),
+            restart_on=choose(("any", "transient", "always", "3,137", "transient,3")), min_uptime=choose((0.0, 5.0)),
             max_membership_changes=choose((1, 100)), grow=choose((False, True)), inspect=choose((False, True)),
             timeout=choose((None, None, 30.0)), options=Options(options, {}),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests that a repeated failure is not restarted, and of ``--restart-on transient``."""
+"""Tests that a repeated failure is not restarted, and of ``--restart-on``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.job_attempt import StopCause
 from tests.conftest import write_program
 from tests.core.job.job_steps import Job, joined
+from tests.start_modes import FORKED
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 50, in <module>
@@ -173,6 +174,73 @@ def test_on_stall_restart_is_a_restart_with_restart_on_transient():
     assert isinstance(again, messages.Restarting)
     assert again.text.endswith("\nrestart 1 of 1")
     assert not job.take(messages.EndJob)
+
+
+EXITS = {"message": None, "traceback": None, "rank": 2, "lived": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "causes"),
+    [
+        ({**EXITS, "exit_code": 75}, "75,137"),
+        ({**EXITS, "exit_code": None, "signal": 9}, "75,137"),
+        ({**EXITS, "exit_code": 75}, "transient,75"),
+        (failure("Connection closed by peer [10.0.0.2]:4000"), "transient,75"),
+    ],
+)
+def test_listed_causes_are_restarted(fields, causes):
+    assert attempts(fields, fields, restart_on=causes) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "causes", "why"),
+    [
+        ({**EXITS, "exit_code": 3}, "75,137", "rank 2 exited with code 3; exit code 3"),
+        (
+            {**EXITS, "exit_code": None, "signal": 15},
+            "137,75",
+            "rank 2 was ended by SIGTERM (terminated from outside); exit code 143",
+        ),
+        (failure(exit_code=1), "transient,75", "rank 2 failed with RuntimeError; exit code 1"),
+    ],
+)
+def test_other_causes_end_the_job(fields, causes, why):
+    assert attempts(fields, restart_on=causes) == f"not restarting: {why} is not in --restart-on {causes}"
+
+
+def test_a_listed_code_restarts_the_same_exception_once():
+    """Code 1 is that of every exception, so the same one twice in a row ends the job as with ``any``."""
+    assert attempts(failure(exit_code=1), failure(exit_code=1), restart_on="1") == ENDED
+
+
+@pytest.mark.parametrize(("causes", "restarts"), [("75", False), ("75,137", True), ("transient,75", True)])
+def test_the_failure_of_another_program_is_restarted_if_it_is_listed(causes, restarts):
+    job = Job(min_nodes=1, max_restarts=1, min_uptime=0.0, restart_on=causes)
+    cause = StopCause("server exited with code 137", None, may_restart=True, code=137, of_program=True)
+    job.machine._on_stop_cause(cause, Now(0.0, 0.0))
+    job.drain(0)
+    assert bool(job.take(messages.Restarting)) is restarts
+    if not restarts:
+        (end,) = job.take(messages.EndJob)
+        assert "server exited with code 137; exit code 137 is not in --restart-on 75" in end.outcome.remark
+
+
+LEAVES = """
+import os, sys
+sys.exit(75 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 3)
+"""
+
+
+def test_a_run_restarts_after_a_listed_exit_code(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", LEAVES)
+    rules = ("--max-restarts", "5", "--restart-on", "75,transient", "--min-uptime", "0")
+    done = run_ddplaunch("run", *FORKED, *rules, "train.py")
+    assert done.returncode == 3
+    assert done.stderr.count("restart 1 of 5") == 1
+    assert "restart 2 of 5" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "not restarting: rank 0 exited with code 3; exit code 3 is not in --restart-on 75,transient"
+    )
 
 
 GETS_FURTHER = """

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job.restart_policy import MAX_BACKOFF_S, MAX_SHORT_ATTEMPTS, RestartPolicy
-from tests.conftest import PROGRAMS
+from tests.conftest import PROGRAMS, wait_until
 from tests.core.job_configs import make_job_config
 from tests.start_modes import EXEC, FORKED, LIGHT, WARM
 
@@ -54,7 +54,8 @@ def test_descendants_are_killed_before_a_restart(start_ddplaunch, tmp_path):
     )
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "5", script)
     job.wait_for("second", 2)
-    assert len(job.left()) == 4 + 2 * WARM  # launcher, zygote and two ranks; a guardian and, with torch, the store
+    # launcher, zygote and two ranks; a guardian and, with torch, the store; what records the run ends by itself
+    wait_until(lambda: len(job.left()) == 4 + 2 * WARM, "the end of all others")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     assert job.stderr().count("restart") == 1  # none after a signal

@@ -7,18 +7,8 @@ from signal import SIGINT, SIGTERM, SIGUSR2
 import pytest
 
 from ddplaunch.core.job import job_events as ev
-from tests.core.job.job_world import (
-    History,
-    World,
-    failed,
-    finished,
-    job,
-    noticed,
-    replay,
-    reported,
-    signalled,
-    step,
-)
+from tests.core.job.job_world import History, World, failed, finished, job, noticed, replay, reported, signalled
+from tests.core.machine_histories import step
 
 CALLED = "`ddplaunch stop` was called"
 NOTICED = "preempted by SIGUSR2 on node 0 (n0)"
@@ -57,6 +47,34 @@ HISTORIES: dict[str, History] = {
         step(2, signalled(0, SIGINT, again=True), "all: stop, SIGINT, 0 s"),
         step(3, signalled(0, SIGINT, again=True), "all: end, 130"),
         step(4, reported(1)),
+    ),
+    "a failure before the signal is reported": (
+        job(2, max_restarts=1),
+        step(5, failed(1, 2), "all: stop, SIGTERM, 30 s"),
+        step(5.2, signalled(0, SIGTERM), "1: note: SIGTERM on node 0 (n0)", "all: stop, SIGTERM, 30 s"),
+        step(7, reported(0, stopped=2)),
+        step(7, reported(1, stopped=1), "all: end, 143, rank 2 failed, 3 stopped"),
+    ),
+    "a third signal, which waits for no node, leaves the report in": (
+        job(2, grace=0.0),
+        step(1, failed(1, 2), "all: stop, SIGTERM, 0 s"),
+        step(1.2, signalled(0, SIGINT), "1: note: Ctrl-C on node 0 (n0)", "all: stop, SIGINT, 0 s"),
+        step(1.3, signalled(0, SIGINT, again=True), "all: stop, SIGINT, 0 s"),
+        step(1.4, signalled(0, SIGINT, again=True), "all: end, 130, rank 2 failed, 0 stopped"),
+    ),
+    "a rank that the signal itself has ended before is none": (
+        job(2),
+        step(5, failed(1, 2, exit_code=None, signal=SIGTERM), "all: stop, SIGTERM, 30 s"),
+        step(5.1, signalled(0, SIGTERM), "1: note: SIGTERM on node 0 (n0)", "all: stop, SIGTERM, 30 s"),
+        step(7, reported(0)),
+        step(7, reported(1), "all: end, 143"),
+    ),
+    "a failure after the signal is none": (
+        job(2),
+        step(5, signalled(0, SIGTERM), "1: note: SIGTERM on node 0 (n0)", "all: stop, SIGTERM, 30 s"),
+        step(6, failed(1, 2)),
+        step(7, reported(0)),
+        step(7, reported(1), "all: end, 143"),
     ),
     "a node without a report is lost": (
         job(3, grace=7.0),

@@ -99,6 +99,25 @@ def test_a_node_that_leaves_is_disconnected(make):
     assert world.is_closed_for(peer)
 
 
+def test_a_node_that_was_left_out_joins_again_before_its_connection_has_closed(make):
+    """The end of its first connection, which may come later, is not the loss of the node."""
+    world = make(max_nodes=3, join_window=0.0)
+    for number in (1, 2):
+        first = world.join(number, nnodes="2:3")
+        assert first.receive_soon(world.loop.step, "JoinAccepted")
+        world.loop.let_expire(0.0)  # the window in which more nodes may join
+    first.send("NodeStartError", message="/dev/shm is full")
+    assert first.receive_soon(world.loop.step, "EndJob")
+    again = world.join(2, nnodes="2:3")
+    assert again.receive_soon(world.loop.step, "JoinAccepted")
+    first.socket.close()
+    for _ in range(2):  # its end is read, then handled
+        world.loop.step()
+    assert sorted(world.server._peers) == [1, 2], "it is no end of the second connection"
+    world.server.send_heartbeats()
+    assert again.receive_soon(world.loop.step, "HeartbeatMessage")
+
+
 def test_heartbeats_measure_the_clock_of_a_node(make):
     world = make()
     peer = world.joined()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
-from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.machine import Command, MachineEvent
@@ -26,9 +24,10 @@ from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.link_machine import LINK_TRANSITIONS, LinkMachine, LinkPhase
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 from tests.core.job.job_world import make_config, make_hello
+from tests.core.machine_histories import MachineWorld, Step, describe_by, step
 
 
-class World:
+class World(MachineWorld):
     """Node 1 of two, which has one rank. ``now`` is the monotonic clock."""
 
     def __init__(self, *, has_node_rank: bool = True, declines: bool = False, **settings: Any) -> None:
@@ -37,31 +36,9 @@ class World:
         hello = make_hello(config, 1, has_node_rank=has_node_rank)
         hello = replace(hello, node_spec=replace(hello.node_spec, devices=("cpu",)))
         self.machine = LinkMachine(config, JoinDeclined(1, "n1", "no torch", None, None) if declines else hello)
-        self.now = 0.0
 
-    def on(self, event: MachineEvent) -> list[Command]:
-        return self.machine.on(event, Now(self.now, 1e9 + self.now))
-
-    def wait_until(self, moment: float) -> list[Command]:
-        """Let time pass; return the commands of the deadlines that come."""
-        done: list[Command] = []
-        while (wake_at := self.machine.wake_at()) is not None and wake_at <= moment:
-            self.now = max(self.now, wake_at)
-            done += self.on(ev.DeadlineDue())
-        self.now = max(self.now, moment)
-        return done
-
-
-class Step(Struct, frozen=True):
-    """What happens at a moment (None: nothing; time passes), and the commands expected until then and from it."""
-
-    at: float
-    event: MachineEvent | None
-    expected: tuple[str, ...]
-
-
-def step(at: float, event: MachineEvent | None, *expected: str) -> Step:
-    return Step(at, event, expected)
+    def describe_all(self, commands: Sequence[Command]) -> list[str]:
+        return describe_by(describe, commands)
 
 
 def describe(command: Command) -> str | None:
@@ -92,11 +69,7 @@ def _describe_result(result: JobResult) -> str:
 def replay(history: Iterable[Step], world: World | None = None) -> World:
     """Replay a history; assert the commands of each step."""
     world = world or World()
-    for each in history:
-        done = world.wait_until(each.at)
-        done += world.on(each.event) if each.event is not None else []
-        found = [text for command in done if (text := describe(command)) is not None]
-        assert found == list(each.expected), f"at {each.at:g} s: {found}"
+    world.replay(history)
     return world
 
 

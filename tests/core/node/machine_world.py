@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.text import signal_name
@@ -19,12 +18,10 @@ from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.system.plan.rank_layout import Rank
-
-WALL = 1e9
-"""Seconds since the epoch when the simulated clock is at 0."""
+from tests.core.machine_histories import WALL, MachineWorld, describe_by
 
 
-class World:
+class World(MachineWorld):
     """The node around a machine.
 
     Attributes:
@@ -57,7 +54,6 @@ class World:
             preempt_forward=preempt_forward,
         )
         self.ranks = tuple(Rank(rank, rank, 0, "n0", "cpu", None) for rank in ranks)
-        self.now = 0.0
         self.zygote_ready = False
         self.log_fails, self.output_open = log_fails, output_open
         self.recorded = recorded or {}
@@ -78,16 +74,8 @@ class World:
                     inbox.append(ev.OutputDrained())
         return done
 
-    def wait_until(self, moment: float) -> list[do.Command]:
-        """Let time pass; return the commands of the deadlines that come."""
-        done: list[do.Command] = []
-        due = 0
-        while (wake_at := self.machine.wake_at()) is not None and wake_at <= moment:
-            self.now, due = max(self.now, wake_at), due + 1
-            assert due < 1000, "a deadline that is due stays armed"
-            done += self.on(ev.DeadlineDue())
-        self.now = max(self.now, moment)
-        return done
+    def describe_all(self, commands: Sequence[do.Command]) -> list[str]:
+        return describe_by(describe, commands)
 
     def _reply(self, command: do.Command) -> MachineEvent | None:
         match command:
@@ -133,8 +121,8 @@ def describe(command: do.Command) -> str | None:
             return f"sweep in {grace_s:g} s"
         case do.ShowNote(text=text) | do.ShowFooter(text=text):
             return f"job: {text}" if command.of_job else f"show: {text}"
-        case do.ExitNow(code=code):
-            return f"exit now with {code}"
+        case do.EndWaits(delay_s=delay_s):
+            return f"wait {delay_s:g} s more"
         case do.Emit(event=JobEnded(code=code)):
             return f"end with {code}"
         case do.Send(message=message):
@@ -170,27 +158,6 @@ def _describe_message(message: object) -> str:
         case messages.NodeStartError(message=text):
             return f"start error: {text}"
     return type(message).__name__
-
-
-class Step(Struct, frozen=True):
-    """What happens at a moment (None: nothing; time passes), and the commands expected until then and from it."""
-
-    at: float
-    event: MachineEvent | None
-    expected: tuple[str, ...]
-
-
-def step(at: float, event: MachineEvent | None, *expected: str) -> Step:
-    return Step(at, event, expected)
-
-
-def replay(world: World, history: Iterable[Step]) -> None:
-    """Replay a history; assert the commands of each step."""
-    for each in history:
-        done = world.wait_until(each.at)
-        done += world.on(each.event) if each.event is not None else []
-        found = tuple(text for command in done if (text := describe(command)) is not None)
-        assert found == each.expected, f"at {each.at:g} s, {each.event}"
 
 
 # ------------------------------------------------------------------------------------------------- events, in few words

@@ -13,19 +13,17 @@ import pytest
 from ddplaunch.core import events, messages
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
+from tests.core.machine_histories import Step, step
 from tests.core.node.machine_world import (
-    Step,
     World,
     describe,
     end,
     exited,
     is_over,
     preempt,
-    replay,
     spawned,
     start,
     started,
-    step,
     stop,
 )
 
@@ -129,6 +127,21 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(6, ev.ProcessesSwept()),
         step(7, SIGNAL(SIGINT), "send stop request SIGINT again"),
         step(8, end(130), "end with 130"),
+    ),
+    "a signal while no rank runs is named": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(
+            6,
+            SIGNAL(SIGTERM),
+            "job: SIGTERM: stopping; no rank runs here",
+            "sweep in 0 s",
+            "send stop request SIGTERM",
+        ),
+        step(6, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        step(7, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+        step(8, end(143), "end with 143"),
     ),
     "Ctrl-C twice kills": (
         *BEGIN,
@@ -356,7 +369,8 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
         step(5, end(), "end with 0"),
         step(6, ev.StopCommanded()),
-        step(6, SIGNAL(SIGINT), "exit now with 0"),
+        step(6, SIGNAL(SIGTERM), "wait 2 s more"),
+        step(7, SIGNAL(SIGINT), "wait 0 s more"),
     ),
     "waiting for node 0": (
         step(0, ev.MessageReceived(0, messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
@@ -370,7 +384,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name):
-    replay(World(), HISTORIES[name])
+    World().replay(HISTORIES[name])
 
 
 PREEMPTED = (
@@ -526,14 +540,13 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", OTHER_WORLDS)
 def test_history_in_another_world(name):
     different, *steps = OTHER_WORLDS[name]
-    replay(World(**different), steps)
+    World(**different).replay(steps)
 
 
 def test_an_exception_that_came_before_the_stop_is_a_failure():
     """It counts with code 1: the signal only interrupted its cleanup."""
     world = World(recorded={1: "ValueError: x"})
-    replay(
-        world,
+    world.replay(
         (
             *BEGIN,
             step(5, stop(), "SIGTERM to all, but those that fail"),
@@ -547,10 +560,9 @@ def test_an_exception_that_came_before_the_stop_is_a_failure():
 
 def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():
     world = World(failing={1})
-    replay(world, (*BEGIN, step(5, stop(), "SIGTERM to all, but those that fail")))
+    world.replay((*BEGIN, step(5, stop(), "SIGTERM to all, but those that fail")))
     assert {rank: live.stop_requested for rank, live in world.machine.attempt.live.items()} == {0: True, 1: False}
-    replay(
-        world,
+    world.replay(
         (
             step(6, exited(1, 7), "send failure of 1: 7"),
             step(7, exited(0, -15), "sweep in 0 s"),
@@ -591,13 +603,12 @@ def test_a_stop_while_ranks_start():
     world.on(start())
     world.on(started())
     world.on(spawned(0))
-    replay(world, (step(5, stop(), "SIGTERM to all, but those that fail"),))
+    world.replay((step(5, stop(), "SIGTERM to all, but those that fail"),))
     for rank in (1, 2, 3, 4, 5, 8):
         assert [describe(each) for each in world.on(spawned(rank))] == [None, f"SIGTERM to {rank}"]
     for rank in (1, 2, 3, 4, 5, 8):
         world.on(exited(rank, -15))
-    replay(
-        world,
+    world.replay(
         (step(6, exited(0, -15), "sweep in 0 s"), step(6, ev.ProcessesSwept(), "send report 0: 7 stopped")),
     )
 

@@ -189,7 +189,7 @@ class RandomNode:
     def execute(self, command: do.Command) -> None:
         """Change the world as the command does; assert that it makes sense there."""
         if self.ended:
-            assert isinstance(command, do.ExitNow | do.SuspendJob), f"{command} after the end"
+            assert isinstance(command, do.EndWaits | do.SuspendJob), f"{command} after the end"
         match command:
             case do.PrepareAttempt() if self.zygote == "absent":
                 self.zygote = "importing"

@@ -113,7 +113,7 @@ def test_a_helper_process_starts_in_a_removed_folder(gone, monkeypatch):
 def test_launch_in_a_removed_folder_is_refused(gone, monkeypatch):
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ddplaunch.LaunchError, match="the current directory does not exist any more"):
+    with pytest.raises(ddplaunch.LaunchError, match="the current folder does not exist any more"):
         ddplaunch.launch(print, nproc=1)
 
 

@@ -10,10 +10,9 @@ import sys
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli import locate
 from ddplaunch.cli.failure_text import render_verdict
+from ddplaunch.cli.lookup import run_index, running_jobs
 from ddplaunch.core.failures import RankFailure, find_first_cause, format_early_report
-from ddplaunch.features.runs import run_lookup
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.start_modes import LIGHT
 
@@ -48,8 +47,8 @@ def test_a_message_is_cut_between_words():
 
 def test_an_early_report_of_one_node():
     """The rank has printed its traceback."""
-    expected = "rank 1 failed\nwaiting up to 30 s (--grace) for the other ranks"
-    assert format_early_report("rank 1 failed", 30.0, ()) == expected
+    expected = "rank 1 failed with ValueError; waiting up to 30 s (--grace) for the other ranks"
+    assert format_early_report("rank 1 failed with ValueError: bad (exit code 1)", 30.0, ()) == expected
 
 
 def test_a_rank_that_ended_with_0_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
@@ -118,13 +117,13 @@ def test_hints_for_stdin_and_for_another_environment(run_ddplaunch, tmp_path):
 
 
 def test_an_empty_name_is_refused_and_a_negative_number_matches_nothing(monkeypatch):
-    monkeypatch.setattr(run_lookup.history_store, "list_runs", lambda: ["run-1"])
-    monkeypatch.setattr(locate, "list_running", lambda: [])
-    for ask in (run_lookup.find_run, locate.find_running):
+    monkeypatch.setattr(run_index.history_store, "list_runs", lambda: ["run-1"])
+    monkeypatch.setattr(running_jobs, "list_running", lambda: [])
+    for ask in (run_index.find_run, run_index.find_running):
         with pytest.raises(UsageError, match="the name of the run is empty"):
             ask("")
-    with pytest.raises(UsageError, match="no run is called -1"):
-        run_lookup.find_run("-1")
+    with pytest.raises(UsageError, match='no run named "-1"'):
+        run_index.find_run("-1")
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_pa
     script = write_program(tmp_path, "train.py", "")
     sooner = launcher_with_constant(tmp_path, "cli.startup_notice.STARTUP_NOTICE_DELAY_S", 0.2)
     job = start_ddplaunch("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
-    expected = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
+    expected = "ddplaunch: starting 2 ranks: importing threading and slow (00:00)\n"
     wait_until(lambda: expected in job.err.read_text(), "the notice")
     (tmp_path / "go").touch()
     assert (job.wait(), job.stdout()) == (0, "")

@@ -15,7 +15,7 @@ import pytest
 
 from ddplaunch.base.text import signal_name
 from ddplaunch.core.node.attempt_machine import LEFTOVER_GRACE_S
-from ddplaunch.features.runs import history_store
+from ddplaunch.observe.history import history_store
 from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, is_caught, list_descendants
 from tests.conftest import (
     PROGRAMS,
@@ -33,6 +33,7 @@ from tests.conftest import (
 from tests.constant_override import launcher_with_constant, write_launcher
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED, LIGHT
+from tests.suite.cleanup_process import FREEZER, FROZEN_GROUP
 
 SLEEPER = PROGRAMS / "sleeper.py"
 
@@ -223,7 +224,7 @@ def test_adopted_orphans_are_reaped_while_the_job_runs(start_ddplaunch):
 
 def _freezer() -> Path | None:
     """A cgroup v1 freezer that we may use: a frozen process is in state D, and no signal ends it."""
-    root = Path("/sys/fs/cgroup/freezer")
+    root = Path(FREEZER)
     return root if os.access(root, os.W_OK) and (root / "cgroup.procs").exists() else None
 
 
@@ -232,7 +233,7 @@ def _freezer() -> Path | None:
 def test_a_rank_that_cannot_be_killed_is_reported_and_not_waited_for(start_ddplaunch):
     root = _freezer()
     assert root is not None
-    group = root / f"ddplaunch-test-{os.getpid()}"
+    group = root / f"{FROZEN_GROUP}{os.getpid()}"
     group.mkdir()
     try:
         job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER)
@@ -296,7 +297,7 @@ def test_a_job_of_an_unprivileged_user(tmp_path):
 def test_idle_launcher_never_wakes_up(start_ddplaunch):
     """While ranks sleep, launcher and zygote sleep in the kernel: no context switch of their own.
 
-    With a history, the launcher takes samples: tests/features/runs/test_sample_file.py.
+    With a history, the launcher takes samples: tests/observe/history/test_sample_file.py.
     """
     job = start_ddplaunch("run", *FORKED, "--nproc", "2", "--no-history", SLEEPER)
     job.wait_for("ready", 2)
@@ -499,7 +500,8 @@ ALL_CATCH = CATCHES.replace('if os.environ["RANK"] != "0":', "if True:")
 def signal_all_processes(job, number):
     """Signal all processes of a job's node, children first, as Slurm may do."""
     for pid in (*reversed(list_descendants(job.process.pid)), job.process.pid):
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # of what records the run, which ends when it has done so
+            os.kill(pid, number)
 
 
 def test_a_signal_to_every_process_reaches_ranks_once(start_ddplaunch, tmp_path):

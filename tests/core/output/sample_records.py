@@ -1,9 +1,9 @@
-"""Made-up records of runs for the HTML report, in the form of ``features/runs/run_record.py``."""
+"""Made-up records of runs for the HTML report, in the form of ``observe/history/run_record.py``."""
 
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 from ddplaunch.observe.diagnosis import inspection as hangs
+from ddplaunch.observe.history.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 
 BEGAN = 1_795_362_600.0
 GIB = 1 << 30

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import resource
+import signal
 import subprocess
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
             text=True,
         )
     error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
-    assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
+    assert (done.returncode, done.stderr.replace("you have no runs in progress on this machine\n", "")) == (74, error)
 
 
 def test_the_log_folders_of_nodes(tmp_path):
@@ -150,3 +151,32 @@ def test_the_last_lines_are_kept_if_the_output_is_not_read(tmp_path):
     assert process.wait(scaled_timeout(60)) == 3
     assert json.loads(failure.read_text())["first"]["tail"] == ["the first line", "the last line"]
     assert (tmp_path / "logs/run/rank-0.log").read_text() == "the first line\nthe last line\n"
+
+
+LAST = """
+import sys
+print("the last line", flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_a_signal_just_after_the_end_loses_nothing(tmp_path, is_read):
+    """A scheduler's SIGTERM comes while the last output waits for its reader, which may never come."""
+    script = write_program(tmp_path, "last.py", LAST)
+    output, stdout = os.pipe()
+    os.write(stdout, b"\n" * fcntl.fcntl(stdout, fcntl.F_GETPIPE_SZ))
+    with (tmp_path / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            ddplaunch_command("run", *LIGHT, "--log-dir", "logs", "--run-id", "run", script),
+            cwd=tmp_path, env=clean_environment({"DDPLAUNCH_EXIT_FILE": "code"}), stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+    os.close(stdout)
+    failure = tmp_path / "logs/run/failure.json"
+    wait_until(lambda: failure.exists() and failure.read_text().endswith("}\n"), "the end of the job", 20)
+    process.send_signal(signal.SIGTERM)
+    with open(output) as file:
+        assert not is_read or file.read().split("\n")[-2:] == ["[0] the last line", ""]
+        assert process.wait(scaled_timeout(60)) == 3
+    assert (tmp_path / "code").read_text().startswith("3\n")
+    assert "rank 0 exited with code 3" in (tmp_path / "stderr").read_text()

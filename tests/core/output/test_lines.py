@@ -147,7 +147,9 @@ def test_the_time_is_proportional_to_the_bytes(mixture):
     size = 1 << 18
     data = (mixture * (size // len(mixture) + 1))[:size]
     for step in (size, 4096, 7):
-        began = time.thread_time()
-        out = assembled(data, [*range(step, size, step)])
-        assert time.thread_time() - began < 2e-6 * size * machine_slowness()
-        assert out
+        times = []
+        while len(times) < 3 and not (times and times[-1] < 2e-6 * size * machine_slowness()):
+            began = time.thread_time()  # of three tries: other processes may fill the caches meanwhile
+            assert assembled(data, [*range(step, size, step)])
+            times.append(time.thread_time() - began)
+        assert min(times) < 2e-6 * size * machine_slowness()

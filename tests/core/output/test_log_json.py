@@ -11,10 +11,10 @@ import pytest
 from ddplaunch.core.output.log_message import MessageKind
 from ddplaunch.observe.stacks_text import STACKS
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
-from tests.reference.page import read_tables
+from tests.reference.page import read_lists
 from tests.start_modes import LIGHT
 
-MESSAGE_FIELDS, MESSAGE_KINDS = read_tables("## What --log-json writes")
+MESSAGE_FIELDS, MESSAGE_KINDS = read_lists("## What --log-json writes")
 LOG_JSON = ("run", "--log-json", *LIGHT)
 PRINTS = """
     import os
@@ -67,7 +67,7 @@ def test_a_failure_with_its_restart_has_the_verdict(run_ddplaunch, tmp_path):
     assert failure["kind"] == "failure"
     assert failure["text"] == "rank 1 failed with ValueError: no labels (exit code 1)"
     kept = next(each["path"] for each in notes if "path" in each)
-    assert failure["verdict"] == json.loads((tmp_path / kept / "failure.json").read_text())
+    assert failure["failure"] == json.loads((tmp_path / kept / "failure.json").read_text())
     assert (end["kind"], end["code"]) == ("end", 1)
 
 

@@ -219,7 +219,10 @@ def test_secondary_failures_have_one_line_each_in_a_terminal(run_ddplaunch, star
     terminal = start_in_terminal(*words, "train.py", env={"NO_COLOR": "1"}, launcher=later)
     assert terminal.end() == 1
     shown = terminal.raw.decode().replace("\r\n", "\n")
-    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (full traceback: --show all)\n" in shown
+    assert (
+        "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (traceback left out; to see it: --show all)\n"
+        in shown
+    )
     assert "[0] Traceback" not in shown
     assert shown.count('raise ValueError("the cause")') == 1
     assert '\n  Traceback (most recent call last):\n    File "' in shown
@@ -298,7 +301,7 @@ def test_log_folder(run_ddplaunch, tmp_path):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", PROGRAMS / "fails.py", "exception", "1")
     assert done.returncode == 1
     (folder,) = (tmp_path / "logs").iterdir()
-    assert f"kept in logs/{folder.name}" in done.stderr
+    assert f"log folder: logs/{folder.name}" in done.stderr
     assert {path.name for path in folder.iterdir()} == {
         "plan.json", "events.jsonl", "rank-0.log", "rank-1.log", "failure.json", "stacks.json",
         "rank-0.times", "rank-1.times",
@@ -312,7 +315,7 @@ def test_log_folder(run_ddplaunch, tmp_path):
     assert names.count("rank_started") == 2
     assert names.count("rank_exited") == 2
     assert names[-1] == "job_ended"
-    assert events[-1]["verdict"]["first"]["rank"] == 1
+    assert events[-1]["failure"]["first"]["rank"] == 1
     failure = json.loads((folder / "failure.json").read_text())
     assert failure["first"]["rank"] == 1
     assert failure["first"]["exit_code"] == 1

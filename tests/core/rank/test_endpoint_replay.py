@@ -25,7 +25,7 @@ def world(monkeypatch):
     ours.settimeout(scaled_timeout(30))
     hooks, handled = [], []
     monkeypatch.setattr(os, "register_at_fork", lambda *, before: hooks.append(before))
-    endpoint = rank_side.InspectionEndpoint(fd := theirs.detach())
+    endpoint = rank_side.InspectionEndpoint(fd := theirs.detach(), __import__)
     endpoint.set_handler(b"sq", lambda line, frame: handled.append((line, frame)))
     lines = ours.makefile("rb")
     yield SimpleNamespace(endpoint=endpoint, socket=ours, lines=lines, hooks=hooks, handled=handled, fd=fd)

@@ -3,12 +3,19 @@ and in ranks, with everything preloaded, whatever its source shows."""
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch, remember_mismatch
-from tests.conftest import read_events, run_command, write_program
+from tests.conftest import read_events, run_command, wait_until, write_program
+
+import_check = load_private_module("core/rank/import_check")
+import_effects = load_private_module("core/rank/import_effects")
 
 SETS = "exec('os.environ[\"OPENBLAS_NUM_' + 'THREADS\"] = \"3\"')"
 
@@ -300,3 +307,75 @@ def test_the_report_has_the_ranks_that_started_over(run_ddplaunch, folder):
     found = json.loads(run_ddplaunch("report", "--json", cwd=folder, env=environment).stdout)
     expected = {"module": "numpy", "differs": differs, "outcome": "restarts", "ranks": 2}
     assert found["attempts"][0]["mismatches"] == [expected]
+
+
+@pytest.mark.parametrize("command", [("stacks",), ("profile", "--seconds", "0.5")], ids=lambda words: words[0])
+def test_a_rank_that_was_inspected_still_starts_over(start_ddplaunch, run_in_fork, tmp_path, command):
+    """What the rank writes for that goes to files of ddplaunch; only the program's own writes forbid a second start."""
+    gate = "while not os.path.exists('go'): time.sleep(0.01)"
+    show = "print(os.environ['OPENBLAS_NUM_THREADS'])"
+    write_program(tmp_path, "train.py", f"import os, time\n{gate}\n{SETS}\nimport numpy\n{show}")
+    job = start_ddplaunch("run", "--nproc", "1", "--preload", "numpy", "train.py")
+    wait_until(lambda: "train.py:2" in run_in_fork(*command, str(job.process.pid)).stdout, command[0], 30)
+    (tmp_path / "go").touch()
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout() == "3\n"
+    assert "they start over" in job.stderr()
+
+
+def make_check(every: Mapping[str, object], settings: Mapping[str, str]) -> Any:
+    """Check a rank that begins with the modules and variables of this process; ``every``: what was preloaded."""
+    record = SimpleNamespace(initial=(), path={}, origins={}, namespaces=SimpleNamespace(list_replaced=lambda _: ()))
+    hidden = SimpleNamespace(record=record, every=every, modules={}, taken=[], included=(), settings=settings)
+    return import_check.ImportCheck(hidden)
+
+
+def make_summary(closure: set[str], **values: object) -> SimpleNamespace:
+    """Of the imports of ``closure``, which have read and changed nothing."""
+    nothing = {"has_packages": False, "native": frozenset(), "uses_torch": False, "loggers": {}, "new": []}
+    return SimpleNamespace(**{**nothing, "closure": closure, "inputs": import_effects.Inputs(), **values})
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({}, "THING_EXPECTED is unset, not '7'"),
+        ({"THING_EXPECTED": "7"}, None),
+        ({"THING_EXPECTED": "7", "OTHER": "2"}, None),
+        ({"THING_EXPECTED": "7", "THING_HOME": "/b"}, "THING_HOME is '/b', not '/a'"),
+        ({"THING_EXPECTED": "7", "THING_HOME": None}, "THING_HOME is unset, not '/a'"),
+        ({"THING_EXPECTED": "7", "THING_MODE": "2"}, "THING_MODE is '2', not unset"),
+    ],
+)
+def test_an_import_that_reads_all_variables_with_a_prefix_needs_those_of_the_zygote(monkeypatch, changes, differs):
+    """Or those that the program was expected to set."""
+    for name in ("THING_EXPECTED", "THING_MODE", "OTHER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("THING_HOME", "/a")
+    check, summary = make_check({}, {"THING_EXPECTED": "7"}), make_summary({"thing"})
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
+    assert check.find_difference(summary) is None, "no variable is read"
+    summary.inputs.prefixes.add("THING_")
+    assert check.find_difference(summary) == differs
+
+
+@pytest.mark.parametrize(
+    ("uses_torch", "is_imported", "differs"),
+    [
+        (True, True, "torch has another default dtype or device, or no gradients"),
+        (False, True, None),
+        (True, False, None),
+        (False, False, None),
+    ],
+)
+def test_the_default_dtype_matters_if_torch_is_imported_and_used(monkeypatch, uses_torch, is_imported, differs):
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # a debugger's is a difference too
+    torch = SimpleNamespace(float32="32", get_default_dtype=lambda: "64", is_grad_enabled=lambda: True)
+    torch._GLOBAL_DEVICE_CONTEXT = SimpleNamespace()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    if is_imported:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+    closure = {"package", "torch"} if uses_torch else {"package"}
+    summary = make_summary(closure, has_packages=True, uses_torch=uses_torch)
+    assert make_check({"torch": torch}, {}).find_difference(summary) == differs

@@ -64,3 +64,35 @@ def test_a_side_that_raises_is_reported_and_the_program_goes_on(how: tuple[str, 
         )
         assert what in done.stderr
         assert f"[{rank}] ValueError: no {hook}\n" in done.stderr
+
+
+WAKES = """
+import os
+
+class Side:
+    def __init__(self, rank, raises):
+        namespaces, self.rank = rank._hidden.record.namespaces, rank
+        self.real, namespaces.begin = namespaces.begin, self.wake
+
+    def wake(self):
+        os.kill(os.getpid(), self.rank.endpoint.wake_signal)
+        self.real()
+"""
+
+
+@pytest.mark.slow
+def test_a_request_that_arrives_while_modules_are_hidden_changes_no_import(tmp_path: Path):
+    """The handler needs ``_socket``, which must not become the program's."""
+    package = copy_package(tmp_path)
+    add_feature(package, "toy", feature=FEATURE)
+    (package / "features" / "toy" / "rank").mkdir()
+    (package / "features" / "toy" / "rank" / "toy.py").write_text(WAKES)
+    write_program(
+        tmp_path,
+        "train.py",
+        "import sys\nprint('_socket' in sys.modules)\nopen('written', 'w').write('text')\nimport torch",
+    )
+    done = run_command(
+        [sys.executable, "-m", "ddplaunch", "run", "--nproc", "1", "train.py"], tmp_path, {"PYTHONPATH": str(tmp_path)}
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

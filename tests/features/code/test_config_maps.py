@@ -1,7 +1,6 @@
 """Tests of code in ConfigMaps: their sizes, and that a container's shell unpacks them."""
 
 import base64
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -24,25 +23,18 @@ def test_a_container_unpacks_the_parts(tmp_path: Path, monkeypatch, size: int, p
     folders = {"PARTS_FOLDER": str(tmp_path / "parts"), "CODE_FOLDER": str(tmp_path / "code")}
     for name, folder in folders.items():
         monkeypatch.setattr(config_maps, name, folder)
-    owner = {"kind": "Job", "name": "wine", "uid": "1"}
-    built = build_code_volume(pack(tmp_path / "project", size), "wine", ".", {"app": "wine"}, owner)
-    assert len(built.config_maps) == parts
-    (tmp_path / "parts").mkdir()
-    for number, each in enumerate(built.config_maps):
-        assert len(json.dumps(each)) * 3 / 4 < 1 << 20  # the limit is on the bytes, which JSON has in base64
-        assert each["metadata"] == {
-            "name": f"wine-code-{number}",
-            "labels": {"app": "wine"},
-            "ownerReferences": [owner],
-        }
-        ((key, part),) = each["binaryData"].items()
-        (tmp_path / "parts" / key).write_bytes(base64.b64decode(part))
-    sources = [source["configMap"]["name"] for source in built.volume["projected"]["sources"]]
-    assert sources == [each["metadata"]["name"] for each in built.config_maps]
+        Path(folder).mkdir()
+    built = build_code_volume(pack(tmp_path / "project", size), "wine", ".")
+    assert [part.name for part in built.parts] == [f"wine-code-{built.version.sha[:8]}-{at}" for at in range(parts)]
+    for part in built.parts:
+        assert len(part.data) * 3 / 4 < 1_000_000  # the limit of 1 MiB is on the bytes, and on the metadata
+        (tmp_path / "parts" / part.file).write_bytes(base64.b64decode(part.data))
+    sources = built.volumes[0]["projected"]["sources"]  # type: ignore[index, call-overload]
+    assert [source["configMap"]["name"] for source in sources] == [part.name for part in built.parts]  # type: ignore
     done = subprocess.run(["sh", "-c", f"{built.command} && cat train.py"], capture_output=True, text=True, check=True)
     assert done.stdout == "print('here')\n"
 
 
 def test_more_than_etcd_takes_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match=r"has 9 MiB packed: Kubernetes gets at most 8 MiB"):
-        build_code_volume(pack(tmp_path, 9 << 20), "wine", ".", {})
+        build_code_volume(pack(tmp_path, 9 << 20), "wine", ".")

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.cli import launcher_command
-from ddplaunch.cli.locate import RunningBatchJob
+from ddplaunch.cli.lookup.batch_jobs import RunningBatchJob
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.debug import command, debug_server
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Scheduler
@@ -54,7 +54,7 @@ def test_where_a_rank_is_debugged(monkeypatch, rank, hosts, environ, ran):
     monkeypatch.setattr(command, "run_program", lambda on, host, *_, seconds: SimpleNamespace(stdout=STACKS[host]))
     name, state = (hosts or "").removeprefix("in "), BatchJobState("runs", number="7", host="n0")
     batch_job = RunningBatchJob(cast("Any", name), state, "demo") if name in BATCH else None
-    monkeypatch.setattr(command, "find_batch_job", lambda run, command: batch_job)
+    monkeypatch.setattr(command, "find_running_batch_job", lambda run, command: batch_job)
     replies = json.dumps({"ranks": [{"rank": 3, "host": "n2"}]})
     monkeypatch.setattr(command, "query_node_zero", lambda job, state, words, seconds: replies)
     scheduler = Scheduler()

@@ -203,6 +203,20 @@ def test_a_rank_that_cannot_be_stopped(node, rank, why):
     assert node.signals == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_has_not_named_its_signal_gets_none(node, rank):
+    """Also if it handles others: that is why SIGHUP has a handler here."""
+    node.ranks.channels[0].signals.clear()  # rank 1 has no channel
+    user = User(node)
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        node.server.pause_rank(rank)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    why = f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
+    assert (user.shown(), user.codes, node.signals) == (f"ddplaunch: {why}\n", [2], [])
+
+
 def test_a_rank_is_stopped_at_its_next_line(node):
     user = User(node, waits_for_stop=True)
     user.type("")
@@ -271,6 +285,21 @@ def test_the_terminal_of_a_rank(node):
     user.type("k\n")
     assert os.read(rank_end, 9) == b"k\n"
     os.close(rank_end)
+
+
+def test_enter_after_ctrl_bracket_goes_back_to_the_terminal_of_the_rank(node):
+    node.stop(0)
+    user = User(node, 70)
+    node.send(TerminalRequest(0))
+    node.stop(0, 4, tool="pudb")
+    user.type("\x1d")
+    assert user.shown().endswith("(rank 0) "), "commands are typed here"
+    user.type("\r")
+    assert not user.shown().endswith("(rank 0) ")
+    written = list[bytes]()
+    node.server.write_terminal = lambda rank, data: written.append(data)
+    user.type("k")
+    assert written == [b"k"]
 
 
 def test_a_stop_at_the_moment_its_user_leaves_is_reported_again(node):

@@ -4,9 +4,12 @@ import os
 import select
 import signal
 import termios
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.features.debug import rank_terminal
 from ddplaunch.features.debug.user_terminals import RemoteTerminal
 from tests.conftest import wait_until, write_program
 from tests.debugger_fixtures import TAKEN_OVER, pipe_to_debugger, wait_for_stops
@@ -155,6 +158,28 @@ def test_a_client_gets_the_reason_of_a_refusal_while_a_program_draws():
     terminal.leave(2)
     assert b"".join(each.data for each in sent).endswith(b"ddplaunch: refused\n")
     assert (sent[-1].exit_code, sent[-1].is_raw) == (2, False)
+
+
+def test_of_keys_that_a_rank_does_not_read_only_so_many_are_kept(monkeypatch):
+    loop, is_full, written = EventLoop(), True, bytearray()
+    terminal = rank_terminal.RankTerminal(loop, lambda data: None)
+
+    def write(fd, data):
+        if is_full:
+            raise BlockingIOError
+        written.extend(data)
+        return len(data)
+
+    monkeypatch.setattr(rank_terminal, "os", SimpleNamespace(write=write, close=os.close))
+    before = b"." * (rank_terminal._SCROLLBACK_BYTES - 4)
+    for keys in (before, b"last", b"over", b"more"):
+        terminal.write_input(keys)
+    is_full = False
+    loop.run_once()
+    assert written == before + b"last"
+    terminal.write_input(b"later")
+    assert written.endswith(b"lastlater")
+    terminal.close()
 
 
 def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, monkeypatch):

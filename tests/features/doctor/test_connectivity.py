@@ -143,6 +143,17 @@ def test_a_node_that_cannot_join_names_the_reason(monkeypatch, messages, refusal
     assert notes == [waiting, *([joined] if "closed" in refusal else [])]
 
 
+def test_an_error_without_a_text_is_named_by_its_class(monkeypatch):
+    """As where no address is found for a name: the error has no number."""
+
+    def refuse(*_):
+        raise OSError("getaddrinfo returns an empty list")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(LaunchError, match=f"{HERE}:1: oserror"):
+        manual_rendezvous.join(HERE, 1, 1, 2, None, 0.0, list[str]().append)
+
+
 @pytest.mark.slow
 def test_two_nodes_on_one_machine_that_a_user_starts(start_ddplaunch, tmp_path):
     write_program(tmp_path / "modules", "torch.py", "raise ImportError('not today')\n")  # nothing is measured

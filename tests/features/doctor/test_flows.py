@@ -84,6 +84,13 @@ def test_of_many_ways_a_few_are_named():
     assert [each.partition(":")[0] for each in found] == few
 
 
+def test_the_losses_of_all_paths_of_a_node_are_summed():
+    """A busy node may send five packets on one path in the time of a thousand on another."""
+    few, many = replace(SOUND, sent=5, lost=3), replace(SOUND, sent=1000, lost=107)
+    found = describe_paths(flows(3, {(1, 0): few, (0, 1): many, (1, 2): few, (2, 1): many}), 3)
+    assert found == ["error n1: packets are lost: 11 % (220 of 2010)"]
+
+
 def test_effects_of_loss_are_not_reported():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
     assert describe_paths((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]

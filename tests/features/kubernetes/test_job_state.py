@@ -27,6 +27,12 @@ def pod(index=0, state=None, *, name="", created="1", restarts=0, **status):
     return {"metadata": metadata, "spec": {"containers": [container]}, "status": fields}
 
 
+def test_a_pod_of_a_jobset_of_several_jobs_has_its_node_rank():
+    first, later = pod(1, name="a"), pod(1, name="b")
+    later["metadata"]["annotations"] = {"ddplaunch-first-node": "2"}
+    assert [each.rank for each in pods(first, later)] == [1, 3]
+
+
 def waits(reason, message=None, **more):
     return pod(more.pop("index", 0), {"waiting": {"reason": reason, "message": message}}, **more)
 

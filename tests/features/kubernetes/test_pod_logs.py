@@ -1,10 +1,18 @@
 """Tests of reading a pod's log on after a break: without a gap, and no line twice."""
 
+import io
 import random
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.features.kubernetes.pod_logs import LineCursor, parse_moment
+from ddplaunch.features.kubernetes import pod_logs
+from ddplaunch.features.kubernetes.kubectl import Place
+from ddplaunch.features.kubernetes.pod_logs import LineCursor, PodLogs, parse_moment
+from ddplaunch.system.schedulers.scheduler import BatchJobState
+from tests.conftest import wait_until
+from tests.features.kubernetes.test_job_state import ended, pod, pods
 
 
 def line(ns: int, text: str) -> bytes:
@@ -32,6 +40,33 @@ def test_a_log_is_read_on_after_a_break(seed):
             if new := cursor.accept(each):
                 found.append(new.text)
     assert found == [f"{number}\n".encode() for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("later", "how"),
+    [
+        pytest.param([pod()], {"follow": "true"}, id="it runs"),
+        pytest.param([pod(restarts=1)], {"previous": "true"}, id="it was restarted"),
+        pytest.param([ended(0)], {}, id="it has ended"),
+        pytest.param([], {}, id="its pod was deleted"),
+    ],
+)
+def test_a_stream_that_breaks_is_followed_on_only_while_its_container_runs(monkeypatch, later, how):
+    asked = []
+
+    def start_log(place, name, query):
+        asked.append(query)
+        return SimpleNamespace(stdout=io.BytesIO(), stderr=io.BytesIO(), wait=lambda: 0, kill=lambda: None)
+
+    monkeypatch.setattr(pod_logs, "start_log", start_log)
+    seen = pods(pod())
+    with closing(PodLogs(Place("", "default"), "wine", lambda: seen, 0)) as logs:
+        logs.copy_new()
+        wait_until(lambda: asked, "the first request")
+        seen = pods(*later)
+        wait_until(lambda: logs.update(BatchJobState("runs")) or len(asked) > 1, "the next request")
+    always = {"container": "ddplaunch", "timestamps": "true"}
+    assert asked[:2] == [{**always, "follow": "true"}, {**always, **how}]
 
 
 def test_a_line_without_a_timestamp_is_kept():

@@ -153,7 +153,7 @@ def test_the_view_of_a_hang():
     )
     one = replace(one, previous=JobSnapshot(one.current.status, replace(one.current.inspection, moment=3750.0)))
     assert shown(one) == [
-        "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
+        "running 1:02:31 | 0 collectives/s | 3 of 4 ranks waiting | CPU 0 %",
         "2 GPUs 80-98 % 40-71 of 80 GiB",
         "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at",
         "  train.py:88; rank 2 has not",
@@ -166,9 +166,9 @@ def test_a_wait_without_a_sentence():
     last = (Collective("0", 11, "all_gather", "float32[6]", 600.0, 0.0, False, True),)
     one = hanging(4)
     ranks = (replace(one.current.inspection.ranks[0], last=last), *one.current.inspection.ranks[1:])
-    assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
+    assert "3 of 4 ranks waiting in #11 of default_pg" in shown(one)[0]
     output = shown(later(one, inspection=replace(one.current.inspection, ranks=ranks)))
-    assert "wait in all_gather #11 of default_pg" in output[0]
+    assert "ranks waiting in all_gather #11 of default_pg" in output[0]
 
 
 def test_a_wait_outside_collectives():
@@ -217,7 +217,7 @@ def test_the_view_fits_a_terminal_of_any_size(count, across, down):
 def test_the_rows_that_a_small_terminal_keeps(down, kept):
     told = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has …"
     rows = {
-        "s": "running 1:02:31 | 3 of 4 ranks wait",
+        "s": "running 1:02:31 | 3 of 4 ranks waiting",
         "1": "ranks 0, 1, 3 wait in all_reduce #11 of default_pg" + " …" * (down == 5),
         "2": "  (float32[6]), entered at train.py:88; rank 2 has …",
         "l": ". running: rank 2   w waiting: 3 ranks   ? help",
@@ -370,7 +370,7 @@ def test_the_columns_of_the_table():
     assert rows[0] == "mine: train.py"
     assert rows[1] == "running 1:02:31 | 300 MiB | 2 GPUs 90-91 % 40 of 80 GiB"
     assert rows[2] == "collectives/s 100 ▁▅█     CPU % 100 ▁▅█             GPU % 100 ▁▅█"
-    assert rows[4] == "rank   CPU%  late coll/s  mem GPU% GPUmem does               last line"
+    assert rows[4] == "rank   CPU%  late coll/s  mem GPU% GPUmem doing              last line"
     assert rows[5] == "   0 .  100     0     40 100M   90    40G all_reduce train.… step 0 loss 0.0"
     assert rows[6] == "   1 .  100  38ms     41 200M   91    40G all_reduce train.… step 1 loss 0.1"
     wide = full(busy_job(2), 200, 60)
@@ -477,7 +477,7 @@ def test_the_trends_begin_with_the_samples_of_the_run(monkeypatch):
     monkeypatch.setattr(command, "job_at", str)
     monkeypatch.setattr(command, "_make_screen", lambda loop: None)
     monkeypatch.setattr(command, "SocketJobSource", lambda *arguments: None)
-    monkeypatch.setattr(command.run_lookup, "read_job_record", lambda job: SimpleNamespace(node_rank=1, run="r"))
+    monkeypatch.setattr(command, "find_record", lambda job: SimpleNamespace(node_rank=1, run="r"))
     monkeypatch.setattr(command.history_store, "run_dir", lambda run: f"/runs/{run}")
     monkeypatch.setattr(command.sample_file, "read_samples", earlier.get)
     assert command.TopViewer("", "")._view._trends["CPU %"].means == [0.0] * 3
@@ -573,6 +573,14 @@ def test_keys_request_what_they_say(monkeypatch):
     assert (each.is_full_screen, "rank" in "".join(each.rows(60, 12))) == (True, True)
     each.take(ESCAPE)
     assert not each.is_full_screen
+
+
+def test_o_sorts_by_one_key_after_the_other(monkeypatch):
+    each = Terminal(monkeypatch)
+    each.take("z")
+    for order in (*SORT_KEYS[1:], *SORT_KEYS[:2]):
+        each.take("o")
+        assert f"  o order: {order}  " in each.rows(120, 24)[-1]
 
 
 def test_the_view_is_refreshed_once_a_second(monkeypatch):

@@ -234,7 +234,7 @@ def test_the_view_says_which_ranks_wait_for_which(start_view, tmp_path):
     )
     each = start_view("--preload", "torch", "--nproc", "3", "hangs.py")
     each.until("rank 2 has not entered it", 60)
-    each.until("2 of 3 ranks wait", 60)
+    each.until("2 of 3 ranks waiting", 60)
     each.until("! awaited: rank 2   w waiting: 2 ranks   ? help", 60)
     found = " ".join(row.strip() for row in each.rows)
     assert "ranks 0, 1 wait in all_reduce #21 of default_pg (float32[6]), entered at hangs.py:11" in found

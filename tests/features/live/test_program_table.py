@@ -43,6 +43,15 @@ def test_a_row_for_each_program():
     assert render_programs(view(), 80) == []
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "style"),
+    [("ready", None, "32"), ("starting", None, "33"), ("ended", 0, "33"), ("ended", 7, "1;31"), ("ended", -9, "1;31")],
+)
+def test_a_program_that_has_failed_is_red(state, code, style):
+    _, (_, shown, _) = render_programs(view(program(state=state, code=code)), 80)
+    assert shown.style == style
+
+
 def test_the_gpus_of_a_program_are_those_with_its_indices(monkeypatch):
     monkeypatch.setattr("ddplaunch.features.live.view_state.host_name", lambda: "here")
     gpus = tuple(GpuUsage(index, 0, 0, 0) for index in range(8))

@@ -94,20 +94,19 @@ def test_keys_for_the_debugger_and_a_profile(start_ddplaunch, tmp_path, runtime_
 def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fork):
     mine = job("mine")
     each = top(str(mine.process.pid))
-    each.until(lambda each: opened(each) and re.search(r"\d+M .* train.py:3 +up$", each.rows[6]))
-    assert each.rows[0] == "mine: train.py"
-    assert re.fullmatch(r"running \d\d:\d\d \| \d+ MiB", each.rows[1])
-    assert re.fullmatch(r"CPU % \d+ ▁*", each.rows[2])
-    assert each.rows[4].split() == ["rank", "is", "CPU%", "mem", "pid", "does", "last", "line"]
-    for number, pid in enumerate(mine.ranks()):
-        assert re.fullmatch(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up", each.rows[5 + number])
+    rows = [
+        *("mine: train.py", r"running \d\d:\d\d \| \d+ MiB", r"CPU % \d+ ▁*", ".*"),
+        "rank +state +CPU% +mem +pid +doing +last line *",
+        *(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up" for number, pid in enumerate(mine.ranks())),
+    ]
+    each.until(lambda each: opened(each) and all(map(re.fullmatch, rows, each.rows)))
     each.type("q")
     assert each.end() == 0
     assert each.is_restored
     assert each.rows[-1] == "0 .."
     assert each.raw.endswith(b"\n")
-    for ranks in ("1", "running", ""):
-        done = run_in_fork("top", "mine", *(("--ranks", ranks) if ranks else ()))
+    for option, ranks in (("--rank", "1"), ("--ranks", "1"), ("--rank", "running"), ("", "")):
+        done = run_in_fork("top", "mine", *((option, ranks) if ranks else ()))
         assert (done.returncode, done.stderr) == (0, "")
         first, *others = done.stdout.splitlines()
         assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
@@ -119,7 +118,7 @@ def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fo
     found = json.loads(run_in_fork("top", "mine", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("mine", "running")
-    assert found["status"]["spent"]["imports"] > 0 < found["status"]["spent"]["steady"]
+    assert found["status"]["time_by_phase"]["imports"] > 0 < found["status"]["time_by_phase"]["steady"]
     assert found["doing"] == {"0": "running", "1": "running"}
     assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
     assert found["collectives_per_second"] is None
@@ -256,8 +255,10 @@ def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
 def test_the_list_of_jobs(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 1, "--no-history")  # the history may be written to in another order
-    assert_refused(run_in_fork("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
-    assert_refused(run_in_fork("top", "third"), "no run is called third")
+    assert_refused(
+        run_in_fork("top"), " runs are in progress: pick one\n", "second (", "first ("
+    )  # other tests' jobs too
+    assert_refused(run_in_fork("top", "third"), 'no run named "third"')
     assert run_in_fork("top", "sec").stdout.endswith(". running: rank 0\n")
     each = top()
     each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
@@ -286,6 +287,6 @@ def test_the_list_of_jobs_ends_once_the_terminal_has_taken_all_output(monkeypatc
             self.set_full_screen = lambda on: None
 
     monkeypatch.setattr(command, "_make_screen", SlowScreen)
-    monkeypatch.setattr(command, "index_runs", lambda: SimpleNamespace(jobs={}))
+    monkeypatch.setattr(command, "index_runs", lambda: SimpleNamespace(running={}))
     monkeypatch.setattr(EventLoop, "add_signal_handlers", lambda *words: None)
     assert (command.JobChooser().run(), ends) == (0, [True])

@@ -29,7 +29,11 @@ def pods(manifest: str) -> list[Pod]:
     if job["kind"] == "PyTorchJob":
         return list(_replicas(job["metadata"]["name"], job["spec"]["pytorchReplicaSpecs"]))
     if job["kind"] == "JobSet":
-        services, job = [_service(job)], _job(job)
+        return [pod for each in _jobs(job) for pod in _pods_of(each, [_service(job)])]
+    return _pods_of(job, services)
+
+
+def _pods_of(job: dict[str, Any], services: list[dict[str, Any]]) -> list[Pod]:
     spec, template = job["spec"], job["spec"]["template"]
     assert (job["kind"], spec["completionMode"]) == ("Job", "Indexed")
     return [_pod(index, job["metadata"], template, services) for index in range(spec["completions"])]
@@ -41,15 +45,15 @@ def _service(jobset: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": jobset["metadata"], "spec": {"clusterIP": "None", "selector": {}}}
 
 
-def _job(jobset: dict[str, Any]) -> dict[str, Any]:
-    """The Job that the controller makes: JOBSET-REPLICATED-INDEX, in the subdomain of the Service."""
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    assert replicated["replicas"] == 1
-    name = jobset["metadata"]["name"]
-    metadata = {**jobset["metadata"], "name": f"{name}-{replicated['name']}-0"}
-    spec = copy.deepcopy(replicated["template"]["spec"])
-    spec["template"]["spec"]["subdomain"] = name
-    return {"kind": "Job", "metadata": metadata, "spec": spec}
+def _jobs(jobset: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The Jobs that the controller makes: JOBSET-REPLICATED-INDEX, in the subdomain of the Service."""
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        assert replicated["replicas"] == 1
+        name = jobset["metadata"]["name"]
+        metadata = {**jobset["metadata"], "name": f"{name}-{replicated['name']}-0"}
+        spec = copy.deepcopy(replicated["template"]["spec"])
+        spec["template"]["spec"]["subdomain"] = name
+        yield {"kind": "Job", "metadata": metadata, "spec": spec}
 
 
 def _replicas(name: str, specs: dict[str, Any]) -> Iterator[Pod]:

@@ -61,6 +61,10 @@ JOBS = {
     "pytorchjob": f"""{IMAGE} --kind pytorchjob --nodes 4 --gpus-per-node 8 --time 1:00:00 --ttl 1-0 --backoff-limit 2
         --label team=vision --anti-affinity kubernetes.io/hostname --host-network --container-mounts wine-data:/data
         train.py""",
+    "programs": f"""--command --name infer --nodes 2 --gpus-per-node 4 vllm --port {{port}}
+        : --command --name Envs --nodes 1 env-server {{port}}
+        : {IMAGE} --nodes 4 --gpus-per-node 8 --gang coscheduling --program-image infer=vllm/vllm-openai:v0.11
+        train.py http://{{infer}}""",
     "elastic": f"{IMAGE} --nodes 2:4 --gang volcano --scheduler-name mine --grow --join-window 60 train.py",
 }
 
@@ -97,12 +101,13 @@ def read(text: str) -> list[dict[str, Any]]:
 def check(each: dict[str, Any], version: str = NEWEST_VERSION) -> None:
     """Check against this very version's schema, which refuses fields that it does not know.
 
-    Of a JobSet, whose schema is JobSet's own, this is the Job in it. There is no published schema of a PodGroup.
+    Of a JobSet, whose schema is JobSet's own, these are the Jobs in it. There is no published schema of a PodGroup.
     """
     if each["kind"] == "JobSet":
         check_model("JobsetV1alpha2JobSet", each)
-        (replicated,) = each["spec"]["replicatedJobs"]
-        each = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
+        for replicated in each["spec"]["replicatedJobs"]:
+            check({"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}, version)
+        return
     if each["kind"] == "TrainJob":
         check_model("TrainerV1alpha1TrainJob", each)
     if each["kind"] in ("PodGroup", "TrainJob"):

@@ -150,6 +150,29 @@ def test_a_name_of_its_own_each_time(spec):
     assert len(longest) == 61
 
 
+OF_TWO = "--command --name infer --nodes 2 infer-server {port} :"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "gpus"),
+    [
+        ("", "Job", []),
+        ("--gpus-per-node 4", "JobSet", [4, None]),
+        ("--gpus-per-node 4 --kind job", "Job", [4]),
+        ("--kind jobset", "JobSet", [None, None]),
+        ("--program-image infer=vllm:1", "JobSet", [None, None]),
+    ],
+)
+def test_a_jobset_where_the_pods_of_programs_differ(manifest, options, kind, gpus):
+    *_, job = yaml.safe_load_all(manifest(f"{OF_TWO} {ASKED} --nodes 3 {options} train.py").stdout)
+    assert job["kind"] == kind
+    jobs = [each["template"]["spec"] for each in job["spec"].get("replicatedJobs", ())] or [job["spec"]]
+    pods = [each["template"]["spec"]["containers"][0] for each in jobs]
+    limits = [pod["resources"]["limits"]["nvidia.com/gpu"] if "resources" in pod else None for pod in pods]
+    assert limits == (gpus or [None])
+    assert sum(each["completions"] for each in jobs) == 3
+
+
 TRAINJOBS = {
     "--nodes 1:2": "--nodes as a range", "--backoff-limit 0": "--backoff-limit", "--ttl 60s": "--ttl",
     "--gang volcano": "--gang", "--spread zone": "--spread", "--image-pull-policy Always": "--image-pull-policy",
@@ -165,8 +188,14 @@ TRAINJOBS = {
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number",)),
         (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is reversed", "--nodes 2:4")),
+        (f"{ASKED} --program-image a=b train.py", ("--program-image a=b is for a job of several programs",)),
+        (f"{OF_TWO} {ASKED} --nodes 3 --program-image infr=b train.py", ("infr=b: no program", "did you mean infer?")),
+        (f"{OF_TWO} {ASKED} --nodes 3 --kind job --program-image infer=b train.py", ("one image", "--kind jobset")),
+        (f"{OF_TWO} {ASKED} --nodes 2:3 --gpus-per-node 1 train.py", (conflict("--nodes 2:3", "nodes of infer"),)),
+        (f"{OF_TWO} {ASKED} --nodes 3 --gpus-per-node 1 --gang volcano train.py", ("several Jobs", "coscheduling")),
+        (f"{OF_TWO} {ASKED} --nodes 1 train.py", ("the programs need at least 3 nodes, and the job has 1",)),
         (f"{ASKED} --grow --nodes 2 train.py", (conflict("--grow", "--nodes 2"), "--nodes 2:3")),
-        (f"{ASKED} --time 90 train.py", ("--time 90: minutes or seconds?",)),
+        (f"{ASKED} --time 90 train.py", ("--time 90: no unit",)),
         (f"{ASKED} --nnodes 2 train.py", (conflict("--nnodes", MANIFEST), "--nodes N")),
         (f"{ASKED} --node-rank 0 train.py", (conflict("--node-rank", MANIFEST), "numbers the nodes")),
         (f"{ASKED} --token x train.py", (conflict("--token", MANIFEST), "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
@@ -317,7 +346,10 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, expected):
     assert_refused(manifest("train.py"), expected, str(file))
 
 
-SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf), Kubernetes (kubernetes)"
+SUBMIT_IS_FOR = (
+    "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf), this machine (local), "
+    "Kubernetes (kubernetes)"
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, wait_until, write_program
+from tests.conftest import Launch, free_port, wait_until, write_program
 from tests.features.manifest.pods import Pod, pods
 from tests.scaled_timeouts import scaled_timeout
 from tests.tools.virtual_hosts.network import Network
@@ -24,6 +24,16 @@ total = torch.full((1,), float(os.environ["RANK"]) + 1)
 dist.all_reduce(total)
 print("rank", os.environ["RANK"], "sum", total.item(), os.environ["PRICE"], flush=True)
 dist.destroy_process_group()
+"""
+
+
+ASKS = """
+import os
+import sys
+import urllib.request
+
+with urllib.request.urlopen(sys.argv[1]) as reply:
+    print("rank", os.environ["RANK"], "got", reply.status)
 """
 
 
@@ -66,6 +76,25 @@ def dry_run(run_in_fork: Launch) -> Callable[[Pod], dict]:
         return json.loads(done.stdout)
 
     return read_plan
+
+
+def test_pods_of_programs_run_one_job(run_in_fork, tmp_path):
+    """A JobSet of two Jobs, without the cluster's names: each pod finds its node rank, and what it runs."""
+    write_program(tmp_path, "ask.py", ASKS)
+    web = ("--command", "--name", "web", "--nodes", "1", "--ready", "http:/", "python3", "-m", "http.server", "{port}")
+    options = ("--container-image", "wine:1", "--nodes", "2", "--gpus-per-node", "1", "--nproc", "2")
+    done = run_in_fork("manifest", *web, ":", *options, "ask.py", "http://{web}")
+    first, second = pods(done.stdout)
+    assert [pod.hostname for pod in (first, second)] == ["ask-ask-0-0", "ask-web-0-0"]
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = []
+    for pod in (first, second):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(pod.words, cwd=tmp_path, env={**environ_of(pod), **environ}, **pipes))
+    outputs = [each.communicate(timeout=scaled_timeout(90))[0] for each in started]
+    assert [each.returncode for each in started] == [0, 0], outputs
+    assert "rank 1 got 200" in outputs[0]
+    assert "web: port" in outputs[1]
 
 
 @pytest.mark.parametrize(

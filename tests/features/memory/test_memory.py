@@ -216,6 +216,19 @@ def test_the_pauses_between_alarms_that_follow_at_once_grow(monkeypatch, tmp_pat
     assert ([seconds for seconds, _ in pauses], len(woken)) == ([2.0, 4.0, 8.0, 15.0, 15.0, 1.0, 1.0], 7)
 
 
+def test_a_closed_alarm_leaves_its_descriptor_to_others(tmp_path):
+    loop, read = EventLoop(), []
+    MemoryAlarm(loop, [], lambda: None, str(tmp_path)).close()
+    read_end, write_end = os.pipe()  # the first of them has the number that the alarm's had
+    loop.watch_fd(read_end, lambda: read.append(os.read(read_end, 1)))
+    os.write(write_end, b"x")
+    loop.call_soon(lambda: None)  # so that this round does not wait
+    loop.run_once()
+    os.close(read_end)
+    os.close(write_end)
+    assert read == [b"x"]
+
+
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
 def test_a_change_of_the_events_of_version_2_raises_the_alarm(tmp_path):
     """The kernel reports a change of any such file in the same way: no memory controller of version 2 is needed."""

@@ -103,6 +103,17 @@ def test_the_rank_whose_time_is_in_another_line(loads, late, outliers):
     assert [(each.rank, each.share, each.others) for each in found] == outliers
 
 
+def test_a_line_calls_the_collective_and_not_the_decorator_around_it():
+    frames = (
+        Frame("main", "train.py", 14, own=True),
+        Frame("wrapper", "/lib/python3/site-packages/torch/distributed/c10d_logger.py", 83, own=False),
+        Frame("all_reduce", "/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 3000, own=False),
+    )
+    profile = RankProfile(0, "n1", frames=frames, places=(0, 0, 1, 1, 2, 2), ticks=(3, 10))
+    (spot,) = find_hot_spots([profile])
+    assert (spot.line, spot.calls) == (frames[0], "all_reduce")
+
+
 def test_the_rank_that_enters_collectives_last():
     """Of collectives of several operations the first counts; clocks of hosts must have been compared."""
     kinds = (CollectiveKind("0", "default_pg", "all_reduce", ""),)

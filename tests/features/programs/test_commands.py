@@ -68,7 +68,7 @@ def test_the_ranks_start_when_the_server_is_ready_and_it_ends_after_them(begin, 
     port = re.search(r"vllm: port (\d+)", job.stderr())[1]
     assert job.stdout().count(f"got ok from http://127.0.0.1:{port}/x") == 2
     assert re.search(rf"ddplaunch: vllm is ready at 127.0.0.1:{port} after \d\.\d s", job.stderr())
-    assert job.stderr().rstrip().endswith("kept in logs/" + os.listdir(tmp_path / "logs")[0])
+    assert job.stderr().rstrip().endswith("log folder: logs/" + os.listdir(tmp_path / "logs")[0])
     kinds = [each["event"] for each in read_events(tmp_path / "logs")]
     order = [
         kinds.index(kind)
@@ -499,9 +499,9 @@ def test_gpus_that_cannot_be_divided(run_in_fork, fake_nvml, tmp_path, first, se
         ("--command --kind servce sleep 9 : train.py", ("--kind servce: expected main, service", "mean service?")),
         (
             "--command --after slep sleep 9 : --command --name slip sleep 9 : train.py",
-            ("no program is called slep", ""),
+            ('no program named "slep"', ""),
         ),
-        ("--command sleep {prot} : train.py", ("{prot}: no program is called prot", "did you mean {port}?")),
+        ("--command sleep {prot} : train.py", ('{prot}: no program named "prot"', "did you mean {port}?")),
         ("--command sleep 9 : train.py {sleep}", ("{sleep}: sleep has no such port", "write {port} in the command")),
         ("--command --ready tcp sleep 9 : train.py", ("ready tcp needs its port", "write {port}")),
         ("--command --ready http sleep 9 : train.py", ("--ready http: expected http:/PATH", "")),
@@ -621,3 +621,61 @@ def test_refusals_of_copies_and_restarts(run_in_fork, tmp_path, line, expected):
     for part in expected:
         assert part in done.stderr
     assert not (tmp_path / "started").exists()
+
+
+ELASTIC = (
+    "--nnodes", "1:2", "--node-rank", "auto", "--join-window", "0.5", "--master-addr", "127.0.0.1", "--master-port",
+    "PORT",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--check",),
+        ("--timeout", "5m"),
+        ("--notify", "cat >> notes"),
+        ("--max-restarts", "1"),
+        ("--log-json",),
+        ("--ui",),
+        ("--stdin", "0"),
+        ELASTIC,
+        ("--warm",),
+    ],
+    ids=lambda options: options[0],
+)
+def test_options_of_the_job_work_with_programs(begin, run_ddplaunch, options):
+    """The ranks wait for the server with each, and nothing is left."""
+    modes = () if options[0] == "--warm" else EXEC
+    words = [each.replace("PORT", str(free_port())) for each in options]
+    job = begin(*server("late=0.2"), "--nproc", "2", *words, *modes, CLIENT, URL, "once")
+    try:
+        assert job.wait() == 0, job.stderr()
+        assert job.stdout().count("got ok") == 2
+        assert "vllm is ready at" in job.stderr()
+    finally:
+        if options[0] == "--warm":
+            assert run_ddplaunch("warm", "--stop").returncode == 0
+
+
+def test_a_module_beside_a_command_behind_a_wrapper(begin, tmp_path):
+    """As `uv run` does, the wrapper waits for the server and passes SIGTERM on."""
+    write_program(tmp_path, "ask.py", "import runpy, sys\nrunpy.run_path(sys.argv.pop(1), run_name='__main__')\n")
+    wrapper = "import signal, subprocess, sys; p = subprocess.Popen(sys.argv[1:]); " \
+        "signal.signal(signal.SIGTERM, lambda *_: p.terminate()); sys.exit(p.wait())"  # fmt: skip
+    first = ("--command", "--name", "vllm", "--ready", "http:/health", PYTHON, "-c", wrapper)
+    command = (*first, PYTHON, PROGRAMS / "server.py", "{port}", ":")
+    job = begin(*command, "--nproc", "2", *EXEC, "-m", "ask", CLIENT, URL, "once")
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout().count("got ok") == 2
+    assert "[vllm] asked to end" in job.stderr()
+
+
+def test_the_log_of_a_server_that_prints_much_is_complete(begin, tmp_path):
+    """50,000 lines as fast as it can; no line is lost or torn."""
+    text = "for number in range(50_000): print('line', number)\nprint('up', flush=True)\nimport time; time.sleep(1000)"
+    command = ("--command", "--name", "vllm", "--ready", "line:up", PYTHON, "-c", text, ":")
+    job = begin(*command, "--log-dir", "logs", "--nproc", "2", "--no-python", "true")
+    assert job.wait() == 0
+    (log,) = (tmp_path / "logs").glob("**/vllm.log")
+    assert log.read_text().splitlines() == [*(f"line {number}" for number in range(50_000)), "up"]

@@ -1,5 +1,6 @@
 """Histories of the programs' part on node 0, without processes."""
 
+import signal
 import time
 from random import Random
 
@@ -11,17 +12,22 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
+from ddplaunch.core.job.job_attempt import JobPhase
 from ddplaunch.features.programs.feature import FEATURE
+from ddplaunch.features.programs.job import STOP_MARGIN_S
 from ddplaunch.features.programs.messages import (
     HeldAddress,
     MainDone,
+    MainEnded,
     PortsHeld,
     ProgramFailed,
     ProgramIsReady,
     StartPrograms,
+    StopMains,
 )
 from ddplaunch.features.programs.options import ProgramOptions
 from ddplaunch.features.programs.spec import ProgramSpec, encode_program
+from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S
 from tests.core.job.job_world import World, joins, lost, reported
 
 VLLM = encode_program(ProgramSpec("vllm", ("vllm",))).partition("=")[2]
@@ -131,7 +137,39 @@ def test_a_lost_node_with_a_service_ends_the_job(wide):
     begin_wide(wide)
     text = "node 2 (n2) was lost: end of file"
     wide.at(9, lost(2, "end of file"), f"all: note: {text}: stopping the ranks", "all: stop, SIGTERM, 30 s")
-    wide.at(9.1, reported(0), f"all: end, 69: {text} (exit code 69)")
+    wide.at(9.1, reported(0), "all: StopMains")
+    wide.at(9.2, (3, MainEnded(0, "orch")), f"all: end, 69: {text} (exit code 69)")
+
+
+def test_services_live_until_a_main_on_another_node_has_ended(wide):
+    begin_wide(wide)
+    note = "Ctrl-C on node 0 (n0)"
+    wide.at(9, (0, messages.StopRequested(signal.SIGINT)), f"1, 2, 3: note: {note}", "all: stop, SIGINT, 30 s")
+    wide.at(10, reported(0), "all: StopMains")
+    wide.at(35, (3, MainEnded(0, "orch")), "all: end, 130")
+
+
+def test_a_main_on_another_node_that_does_not_end_is_awaited_for_its_grace(wide):
+    begin_wide(wide)
+    wide.play(9, (0, messages.StopRequested(signal.SIGINT)))
+    wide.at(10, reported(0), "all: StopMains")
+    wide.at(10 + 30 + KILL_TIMEOUT_S + STOP_MARGIN_S, None, "all: end, 130")
+
+
+def test_a_second_stop_awaits_no_main(wide):
+    begin_wide(wide)
+    wide.play(9, (0, messages.StopRequested(signal.SIGINT)))
+    wide.at(10, reported(0), "all: StopMains")
+    wide.play(11, (0, messages.StopRequested(signal.SIGINT, again=True)))
+    assert wide.machine.phase is JobPhase.ENDED
+
+
+def test_a_main_that_is_lost_during_the_stop_is_not_awaited(wide):
+    begin_wide(wide)
+    wide.play(9, (0, messages.StopRequested(signal.SIGINT)))
+    wide.at(10, reported(0), "all: StopMains")
+    wide.play(11, lost(3, "end of file"))
+    assert wide.machine.phase is JobPhase.ENDED
 
 
 def test_a_node_that_is_lost_while_its_programs_are_awaited(wide):
@@ -145,7 +183,8 @@ def test_a_node_that_is_lost_when_only_a_main_is_left(wide):
     wide.at(9, reported(0))
     text = "node 1 (n1) was lost: end of file"
     notes = (f"all: note: {text}: stopping the ranks", "2, 3: stop, SIGTERM, 30 s")
-    wide.at(10, lost(1, "end of file"), *notes, f"all: end, 69: {text} (exit code 69)")
+    wide.at(10, lost(1, "end of file"), *notes, "all: StopMains")
+    wide.at(11, (3, MainEnded(0, "orch")), f"all: end, 69: {text} (exit code 69)")
 
 
 def test_a_node_must_not_answer_for_the_programs_of_another(wide):
@@ -169,7 +208,7 @@ class RandomNodes:
         self.world = World(features=(("programs", FEATURE),), min_nodes=4, without_ranks=3, options=options)
         self.code, self.failed = None, False
         self.there, self.held, self.started, self.passed = {0}, set(), set(), set()
-        self.running = self.ranks_done = self.main_done = self.reported = False
+        self.running = self.ranks_done = self.main_done = self.reported = self.stopping = False
         for number in (1, 2, 3):
             self.do(joins(number)(self.world))
             self.there.add(number)
@@ -191,7 +230,10 @@ class RandomNodes:
                 assert node == 0, "ranks on a node that has none"
                 assert {*range(4)} <= self.passed, "before the gate is open"
                 self.running = True
+            case StopMains():
+                self.stopping = True
             case messages.EndJob(outcome=outcome):
+                assert not (self.stopping and self.main_runs), "services end before a main"
                 assert self.code in (None, outcome.code)
                 self.code = outcome.code
 
@@ -222,14 +264,22 @@ class RandomNodes:
                 choices.append((0.3, lambda name=name, node=node: self.send(node, ProgramIsReady(0, name))))
         for node in (self.started & self.there) - self.passed:
             choices.append((0.5, lambda node=node: self.let_pass(node)))
-        if self.running and not self.ranks_done:
+        if self.running and not (self.ranks_done or self.reported):
             choices.append((0.5, self.finish_ranks))
-        if 3 in self.started & self.there and not self.main_done:
-            choices.append((0.3, self.finish_main))
+        if self.main_runs:
+            choices.append((0.3, self.end_main if self.stopping else self.finish_main))
         if self.running and not self.reported:
             choices.append((0.3 if self.ranks_done else 0.05 * self.failed, self.report))
         weights, actions = zip(*choices, strict=True)
         self.random.choices(actions, weights)[0]()
+
+    @property
+    def main_runs(self):
+        return 3 in self.started & self.there and not self.main_done
+
+    def end_main(self):
+        self.main_done = True
+        self.send(3, MainEnded(0, "orch"))
 
     def let_pass(self, node):
         self.passed.add(node)

@@ -103,7 +103,7 @@ def test_a_dry_run(run_in_fork, tmp_path, fake_nvml):
         (
             "[programs.t]\ntarget = 't.py'\n[programs.envs]\ncommand = 'x'\nafter = ['infr']\n"
             "[programs.infer]\ncommand = 'x'",
-            ("rl.toml:5: programs.envs.after: no program is called infr", "did you mean infer?"),
+            ('rl.toml:5: programs.envs.after: no program named "infr"', "did you mean infer?"),
         ),
         ("[programs.t]\ntarget = 't.py'\ngpus = 1.5", ("rl.toml:3: programs.t.gpus 1.5: expected a number", "")),
         ("[programs.t]\ntarget = 't.py'\nkind = 'service'", ("rl.toml: no target is a main", 'target = "train.py"')),

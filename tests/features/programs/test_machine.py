@@ -43,6 +43,8 @@ def describe(command, names):
             return f"fail with {code}: {reason}"
         case do.ReportMainDone(number=number):
             return f"{names[number]} is done"
+        case do.ReportMainEnded(number=number):
+            return f"{names[number]} has ended"
         case do.ShowNote(text=text):
             return f"note: {text}"
         case do.ShowFooter(text=text):
@@ -141,7 +143,7 @@ def test_mains():
     story.at(5, ev.ProgramExited(0, 0), "one is done")
     story.at(6, ev.ProgramExited(1, 0), "two is done")
     other = running(program("one", "main", ready=""), program("two", "main", ready=""))
-    other.at(5, ev.ProgramExited(0, 9), "fail with 9: one exited with code 9")
+    other.at(5, ev.ProgramExited(0, 9), "fail with 9: one exited with code 9", "one has ended")
     other.at(6, ev.ProgramExited(1, 0), "two is done")
 
 

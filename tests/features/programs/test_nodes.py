@@ -214,6 +214,54 @@ def test_ctrl_c_reaches_a_main_on_a_node_without_ranks(begin_nodes):
     assert jobs[0].stdout().count("has saved") == 1
 
 
+SAVING = """
+import os, signal, sys, time, urllib.request
+
+def save(*_):
+    time.sleep(1)
+    urllib.request.urlopen(sys.argv[1], timeout=10)
+    print("main has saved", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGINT, save)
+print("main runs", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_service_lives_until_a_main_on_another_node_has_saved(begin_nodes, tmp_path):
+    (tmp_path / "main.py").write_text(SAVING)
+    main = ("--command", "--name", "orch", "--kind", "main", "--nodes", "1", "--ready", "line:main runs")
+    jobs = begin_nodes(4, *service("vllm"), *main, sys.executable, "main.py", "http://{vllm}/x", ":")
+    wait_until(lambda: "main runs" in jobs[3].stderr(), "the main")
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+    jobs[0].signal(signal.SIGINT)
+    assert [job.wait() for job in jobs] == [130] * 4
+    assert "[orch] main has saved" in jobs[3].stderr()
+
+
+def test_ps_on_a_node_without_ranks(begin_nodes, run_ddplaunch, tmp_path):
+    jobs = begin_nodes(3, *service("vllm", options=("--ready", "file:ready")))
+
+    pids = [job.process.pid for job in jobs]
+
+    def states() -> list[tuple[int, str]]:
+        entries = json.loads(run_ddplaunch("ps", "--json").stdout)
+        return sorted((each["node_rank"], each["state"]) for each in entries if each["pid"] in pids)
+
+    wait_until(lambda: "listening" in jobs[2].stderr(), "the server")
+    awaited = states()
+    (tmp_path / "ready").touch()
+    for job in jobs[:2]:
+        job.wait_for("got ok")
+    running = states()
+    (tmp_path / "go").touch()
+    assert awaited == [(0, "starting"), (1, "starting"), (2, "starting")]
+    assert running == [(0, "running"), (1, "running"), (2, "running")]
+    assert [job.wait() for job in jobs] == [0] * 3
+
+
 def test_ctrl_c_twice_on_a_node_without_ranks_kills_a_deaf_server(begin_nodes):
     jobs = begin_nodes(3, *service("vllm", "deaf"))
     for job in jobs[:2]:

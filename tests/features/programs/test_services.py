@@ -70,6 +70,6 @@ def test_what_cannot_be_used(services, run_ddplaunch, run_in_fork, start_ddplaun
     wait_until(lambda: len(other.find("sleep 1000")) > 1, "the rank")
     done = run_ddplaunch("run", "--services", "plain", *EXEC, "shows.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--services plain: that job has no other programs" in done.stderr
+    assert "--services plain: that run has no other programs" in done.stderr
     other.process.terminate()
     other.wait()

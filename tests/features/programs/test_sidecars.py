@@ -403,13 +403,15 @@ def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
 LOST_BOTH = """
     import os, signal, time
     from ddplaunch.system.processes import child_processes
-    from ddplaunch.core.agent.zygote_client import ZygoteClient
+    from ddplaunch.core.agent.zygote_client import ZygoteClient, make_zygote_config
+    from ddplaunch.core.agent.zygote_process import ZygoteStart
     from ddplaunch.base.event_loop import EventLoop
 
     class Listener:
         def on_zygote_event(self, event): ...
 
-    first, second = (ZygoteClient(EventLoop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
+    start = ZygoteStart(make_zygote_config(), dict(os.environ))
+    first, second = (ZygoteClient(EventLoop(), start, listener=Listener()) for _ in range(2))
     for each in (first, second):
         os.kill(each.pid, signal.SIGKILL)
     assert first.close() == signal.SIGKILL

@@ -286,7 +286,7 @@ for keywords in ({"hosts": "n1:1,n2:1"}, {"nproc": 0}):
         "ddplaunch.base.errors.LaunchError: 2 of 2 hosts cannot run the job; nothing was started",
         "  n1: no route to it",
         "  n2: no route to it",
-        "ddplaunch.base.errors.UsageError: --nproc 0: a node runs at least one process",
+        "ddplaunch.base.errors.UsageError: --nproc 0: --nproc must be at least 1",
         *["--nproc 1"] * (sys.version_info >= (3, 11)),
     ]
     assert found.splitlines() == expected

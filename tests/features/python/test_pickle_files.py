@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from pickle import PickleBuffer
 from types import CodeType
 
 import cloudpickle
@@ -38,6 +39,18 @@ def test_a_traceback_shows_the_lines_of_code_that_is_sent_by_value(pickler, tmp_
     assert '{"y": 1}["missing"]' in shown
     assert shown.count(f'File "{__file__}"') == 3, shown
     assert "dynamic-code" not in shown
+
+
+@pytest.mark.parametrize(("size", "files"), [(1 << 20, 3), ((1 << 20) - 1, 1)])
+def test_a_large_buffer_has_a_file_of_its_own(size, files, tmp_path: Path):
+    """As that of a numpy array; what a reader writes to it stays its own."""
+    sent = [bytes([number]) * size for number in range(2)]
+    pickle_files.dump([PickleBuffer(bytearray(each)) for each in sent], str(tmp_path / "result"))
+    assert len([*tmp_path.iterdir()]) == files
+    for _ in range(2):
+        found = pickle_files.load(str(tmp_path / "result"))
+        assert [bytes(memoryview(each)) for each in found] == sent
+        found[0][:1] = b"x"
 
 
 @pytest.mark.slow

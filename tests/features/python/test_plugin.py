@@ -211,7 +211,7 @@ def test_failures_and_refusals(tmp_path: Path):
     for each in [
         "the fixture monkeypatch does not work in a ranks test",
         "lock cannot be sent ",
-        "--nproc many: expected a number, a list like 8,8,4, or auto, gpu, cpu\n  leave it out for one process per GPU",
+        "--nproc many: expected a number, a list like 8,8,4, or auto, gpu, cpu\n  omit it for one rank per GPU",
         "launch() got an unexpected keyword argument 'nprocs'",
         "@pytest.mark.ranks takes the number of ranks and keywords: @pytest.mark.ranks(4)",
         "@pytest.mark.ranks does not await tests: call asyncio.run in the test",

@@ -1,7 +1,11 @@
 """Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from ddplaunch import Session
+from ddplaunch.features.python import session as session_module
 from tests.features.python.conftest import Python
 
 ENDED = "the ranks have ended; their variables are lost"
@@ -129,6 +133,31 @@ if __name__ == "__main__":
     assert python(body).splitlines() == ["interrupted", "[0]", "stopped", "closed", "failed", SESSION_ENDED]
 
 
+@pytest.mark.parametrize(
+    ("keywords", "has_started", "expected"),
+    [
+        ({}, True, [ENDED]),
+        ({"restart": True}, True, [f"{ENDED}; the next call starts new ones"]),
+        ({"restart": True}, False, []),
+        ({}, False, []),
+        ({"restart": True, "post_mortem": True}, True, []),  # its ranks end with each failure
+        ({"post_mortem": True}, False, []),
+    ],
+)
+def test_after_an_interrupted_call_it_is_said_that_the_variables_are_lost(monkeypatch, keywords, has_started, expected):
+    printed: list[str] = []
+
+    def interrupt(timeout_s: float | None, request: bytes) -> None:
+        raise KeyboardInterrupt
+
+    ranks = SimpleNamespace(ready=False, started=has_started, prepare=lambda *_: None, run_call=interrupt)
+    ranks.print, ranks.stop, ranks.close = printed.append, lambda: None, lambda: None
+    monkeypatch.setattr(session_module, "_SessionRanks", lambda *_: ranks)
+    with Session(nproc=2, **keywords) as session, pytest.raises(KeyboardInterrupt):
+        session.run(len, "")
+    assert printed == expected
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """
@@ -184,6 +213,7 @@ if __name__ == "__main__":
             except RankFailed as error:
                 cause = error.__cause__
                 print(error, "|", repr(cause) if type(cause).__name__ != "RankTraceback" else cause.args[0], error.rank)
+                print(error.exit_code, error.signal)
                 assert "call_loop.py" not in error.report and ", in fail" in error.report, error.report
                 print(error.report.splitlines()[-1])
         print(session.run(kept))
@@ -191,10 +221,13 @@ if __name__ == "__main__":
 """
     assert python(body).splitlines() == [
         "rank 1 failed with ValueError: no luck | ValueError('no luck') 1",
+        "1 None",
         "  ValueError: no luck",
         "rank 0 failed with KeyError: 'x' | KeyError('x') 0",
+        "1 None",
         "  ranks 1, 2 failed in the same way",
         "rank 2 failed with Odd: odd | 2 2",
+        "1 None",
         "  Odd: odd",
         "[3, 3, 3]",
         "5 False",

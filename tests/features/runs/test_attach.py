@@ -156,8 +156,8 @@ def test_the_end_of_a_job_comes_from_sacct(answers, cluster, tmp_path):
     ("words", "expected"),
     [
         (("attach",), ("no submitted job is on record", "ddplaunch attach NUMBER")),
-        (("attach", "wine"), ("no submitted job is called wine", "ddplaunch ps")),
-        (("stop", "77"), ("no run is called 77",)),
+        (("attach", "wine"), ('no submitted job named "wine"', "ddplaunch ps")),
+        (("stop", "77"), ('no run named "77"',)),
     ],
 )
 def test_jobs_that_are_not_known(answers, words, expected):

@@ -7,9 +7,9 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.logs import logs
 from ddplaunch.features.runs.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
+from ddplaunch.observe.history import history_store
 from tests.conftest import wait_until, write_program
 from tests.core.control_socket.test_server import find_socket_path
 from tests.start_modes import LIGHT

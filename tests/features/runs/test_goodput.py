@@ -23,12 +23,13 @@ from ddplaunch.core.events import (
 )
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.checkpoint.node import find_newest_checkpoint
-from ddplaunch.features.runs import history_store, run_totals
-from ddplaunch.features.runs.goodput import format_goodput
+from ddplaunch.features.runs.goodput import format_goodput, total_time
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
-from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
-from ddplaunch.features.runs.sample_file import sample_file_name
-from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.blamed_hosts import find_blamed_hosts
+from ddplaunch.observe.history.run_record import AttemptRecord, RunRecord, RunState
+from ddplaunch.observe.history.sample_file import sample_file_name
+from ddplaunch.observe.history.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
 from ddplaunch.observe.samples.sample import NodeSample, RankSample
 from tests.conftest import wait_until, write_program
 from tests.constant_override import launcher_with_constant
@@ -286,9 +287,9 @@ def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRec
 
 def test_time_between_the_runs_of_a_job_is_queued():
     runs = [run("a", 50.0, TimeBreakdown(steady=10.0)), run("b", 100.0, TimeBreakdown(imports=1.0, steady=9.0))]
-    assert run_totals.total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
-    assert run_totals.total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
-    assert run_totals.total_time(runs, 20.0).wall_s == 110.0 - 20.0
+    assert total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
+    assert total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
+    assert total_time(runs, 20.0).wall_s == 110.0 - 20.0
 
 
 def failed(host: str, moment: float, code: int | None = None, number: int | None = None, message: str | None = None):
@@ -307,7 +308,7 @@ def test_hosts_are_blamed_for_failures_that_the_program_did_not_cause():
         run("c", 9.0, TimeBreakdown(), attempts=(raised,)),
         run("d", 9.0, TimeBreakdown(), attempts=(waited,)),
     ]
-    found = run_totals.find_blamed_hosts(runs)
+    found = find_blamed_hosts(runs)
     assert [(each.host, each.times) for each in found] == [("n3", 3), ("n4", 1)]
     assert (found[0].last, found[0].why) == (6.0, "rank 3 was ended by SIGBUS (bus error: memory that a file backs could not be provided)")  # fmt: skip  # noqa: E501
 

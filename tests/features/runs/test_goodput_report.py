@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from ddplaunch.core import events
 from ddplaunch.features.runs import report_text
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
-from ddplaunch.features.runs.run_record import RunState
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.observe.history.run_record import RunState
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import write_program
 from tests.core.output.sample_records import BEGAN, record
 from tests.features.runs.recorded_events import plan
 from tests.features.runs.test_goodput import failed
-from tests.features.runs.test_history import keep
+from tests.observe.history.test_history import keep
 
 pytestmark = pytest.mark.usefixtures("state")
 
@@ -129,7 +129,7 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
     assert out[1] == f"{MINE}: succeeded"
     result = json.loads(run_in_fork("report", MINE, "--json").stdout)
     assert result["runs"] == [MINE]
-    assert sum(value for name, value in result["spent"].items() if name != "restarts") == pytest.approx(
+    assert sum(value for name, value in result["time_by_phase"].items() if name != "restarts") == pytest.approx(
         result["ended"] - result["began"], abs=1e-3
     )
     run_in_fork("report", MINE, "--html", "page.html")
@@ -146,7 +146,7 @@ def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
     in_job(f"{JOB}.0", None)
     result = json.loads(run_in_fork("report", JOB, "--json").stdout)
     assert (result["run"], result["runs"]) == (f"{JOB}.0.2", [f"{JOB}.0.1", f"{JOB}.0.2"])
-    assert result["spent"]["queued"] > 0, "between them"
+    assert result["time_by_phase"]["queued"] > 0, "between them"
     out = run_in_fork("report", JOB).stdout
     assert re.search(rf"^{JOB}\.0\.1  .* failed with exit code 1$", out, re.MULTILINE)
     alone = json.loads(run_in_fork("report", f"{JOB}.0.1", "--json").stdout)
@@ -163,7 +163,7 @@ def test_a_submitted_job_was_queued_before_it_began(in_job, run_in_fork, known):
         in_job("night", JOB if known else None)
     result = json.loads(run_in_fork("report", JOB, "--json").stdout)
     assert result["runs"] == ["night.2", "night.3"]
-    assert 0.05 <= result["spent"]["queued"] < 60
+    assert 0.05 <= result["time_by_phase"]["queued"] < 60
 
 
 def fail(host: str, run_id: str) -> None:

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from ddplaunch import __version__
 from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
-from ddplaunch.cli.locate import RunningJob
+from ddplaunch.cli.lookup.run_index import FoundRun
+from ddplaunch.cli.lookup.running_jobs import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.runs.html_report import charts, render_page
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
@@ -26,12 +27,11 @@ from ddplaunch.features.runs.html_report.page_inputs import with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
 from ddplaunch.features.runs.html_report.template import SCRIPT, SCRIPT_HASH, STYLE
 from ddplaunch.features.runs.html_report.timeline import axis
-from ddplaunch.features.runs.run_lookup import FoundRun
-from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
-from ddplaunch.features.runs.sample_file import SavedPlan
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition
+from ddplaunch.observe.history.run_record import RankRecord, RunRecord, RunState
+from ddplaunch.observe.history.sample_file import SavedPlan
+from ddplaunch.observe.history.time_breakdown import TimeBreakdown
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.observe.samples.sample import GpuSample, NodeSample, RankSample
 from tests.browser import measure_page, needs_browser, open_page, search_page
@@ -91,7 +91,7 @@ def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> Pa
         for number in range(attempts)
         for at in range(5, 60, 5)
     ]
-    facts = (("processes per node", str(ranks), "--nproc"), ("master address", text, "one node"))
+    facts = (("ranks per node", str(ranks), "--nproc"), ("master address", text, "one node"))
     plan = SavedPlan(facts, tuple((rank, "cuda:0", "0,1") for rank in range(ranks)), (("OMP_NUM_THREADS", text),))
     return PageInputs((readings,), {rank: text.encode() * 40 for rank in range(ranks)}, (2,), plan)
 
@@ -265,6 +265,7 @@ def test_a_run_that_is_hardly_there(fate):
     ("changes", "expected"),
     [
         ([{"ended": 70.0}], 70),
+        ([{"ended": -5.0}], 0),  # the clock was set back
         ([{"ended": 70.0}, {"ended": None}, {"ended": 80.0}], 80),
         ([{}], 50),
         ([{"attempts": ()}], 40),

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import assert_refused, write_program
-from tests.features.runs.test_history import keep
+from tests.observe.history.test_history import keep
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -42,7 +42,7 @@ def test_the_html_report_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
         ((RUN, "--html", "/dev/full"), "--html /dev/full: No space left on device"),
         ((RUN, "--html", ""), "--html : No such file or directory"),
         ((RUN, "--json", "--html", "page.html"), "--json and --html contradict each other"),
-        (("nothing", "--html", "page.html"), "no run is called nothing"),
+        (("nothing", "--html", "page.html"), 'no run named "nothing"'),
     ],
 )
 def test_invalid_report_options_are_refused(words, message, run_in_fork, tmp_path):

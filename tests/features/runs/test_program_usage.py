@@ -3,8 +3,8 @@
 from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
 from ddplaunch.core.events import ProgramExited, ProgramPlanned, ProgramStarted
 from ddplaunch.features.runs.program_usage import add_program_usage
-from ddplaunch.features.runs.sample_file import parse_samples
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
+from ddplaunch.observe.history.sample_file import parse_samples
 from ddplaunch.observe.samples.node import CounterSnapshot, compute_sample
 from ddplaunch.observe.samples.sample import NodeSample, ProgramSample, average
 from tests.features.runs.recorded_events import plan

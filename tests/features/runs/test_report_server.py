@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from tests.conftest import assert_refused, free_port, write_program
-from tests.features.runs.test_history import keep
+from tests.observe.history.test_history import keep
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")

@@ -14,21 +14,26 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import display_width
-from ddplaunch.cli import client, locate
+from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.cli.locate import RunningJob
+from ddplaunch.cli.lookup import queued_jobs, running_jobs
+from ddplaunch.cli.lookup.queued_jobs import QueuedJob
+from ddplaunch.cli.lookup.running_jobs import RunningJob
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
+from ddplaunch.features.runs import rank_logs
 from ddplaunch.features.runs import stop as stop_module
 from ddplaunch.features.runs.logs import _why_no_output
 from ddplaunch.features.runs.output_request import last_lines
-from ddplaunch.features.runs.queued_jobs import QueuedJob
 from ddplaunch.features.runs.rank_logs import read_last_lines
-from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.features.runs.stop import stop, wait
-from ddplaunch.system.processes.proc_utils import is_suspended
+from ddplaunch.features.ssh.job_records import RECORDS, SshJob
+from ddplaunch.observe.history import history_store
+from ddplaunch.observe.history.run_record import RunState
+from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
+from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import (
@@ -41,7 +46,7 @@ from tests.conftest import (
     wait_until,
     write_program,
 )
-from tests.features.runs.test_history import FAILS, keep
+from tests.observe.history.test_history import FAILS, keep
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -223,8 +228,8 @@ def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
     assert "MiB" in row(out.partition("RANK ")[2], "1")
     assert out.endswith(f"output: ddplaunch logs {MINE}\n")
     found = json.loads(run_in_fork("report", MINE, "--json").stdout)
-    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
-    assert found["verdict"]["first"]["rank"] == 1
+    assert (found["state"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
+    assert found["failure"]["first"]["rank"] == 1
 
 
 @pytest.mark.slow
@@ -252,6 +257,24 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(
     assert run_in_fork("report").stderr == f"{NEWEST}: {MINE}-d\n"
     job.signal(signal.SIGTERM)
     assert waiting.wait() == job.wait()
+
+
+def test_the_pid_of_a_run_is_not_the_number_of_a_job_once_it_has_ended(running, monkeypatch):
+    """A submitted job happens to have that number; its scheduler is not asked."""
+    job = running()
+    pid, stream_replies = str(job.process.pid), client.stream_replies
+    submitted_jobs.save_job(SubmittedJob(
+        number=pid, cluster=None, name="other.py", target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        python="", image=None, moment=0.0,
+    ))  # fmt: skip
+
+    def end_meanwhile(path, request):
+        job.signal(signal.SIGTERM)
+        return stream_replies(path, request)
+
+    monkeypatch.setattr(stop_module.client, "stream_replies", end_meanwhile)
+    done = CliRunner().invoke(wait, [pid], standalone_mode=False)
+    assert (done.return_value, done.output) == (143, ""), done
 
 
 PRINTS = """
@@ -333,7 +356,7 @@ def test_stop_sends_its_request_once_a_suspended_launcher_continues(monkeypatch)
         return SimpleNamespace(run_id=NAME, ranks=())
 
     monkeypatch.setattr(client, "send_request", send_request)
-    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: [RunningJob("socket", NAME, os.getpid())])
+    monkeypatch.setattr(running_jobs, "list_running", lambda: [RunningJob("socket", NAME, os.getpid())])
     assert CliRunner().invoke(stop, ["--all", "--now"]).exit_code == 0
     assert sent == [StatusQuery(), StopJobRequest(now=True)]
 
@@ -384,7 +407,7 @@ def test_stop_matches_no_part_of_a_number_in_a_name(running, run_in_fork):
     job = running(run_id="sweep-4711-b")
     for word in ("711", "471"):
         done = run_in_fork("stop", word)
-        assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"Error: no run is called {word}")
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, f'Error: no run named "{word}"')
     assert job.process.poll() is None
     assert run_in_fork("stop", "4711").returncode == 0
     assert job.wait() == 130
@@ -411,14 +434,26 @@ def test_clean_removes_ended_runs_and_refuses_a_running_one(running, run_in_fork
     assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
     asked = run_in_fork("clean")
     assert asked.returncode == 2
-    assert asked.stderr.splitlines()[1:] == ["  add --yes, or --older-than 7d, or name one run"]
-    assert asked.stderr.startswith("Error: clean removes the records of 2 runs, ")
+    assert asked.stderr.splitlines()[1:] == ["  confirm with --yes; or --older-than 7d, or name one run"]
+    assert asked.stderr.startswith("Error: this would delete the records of 2 runs, ")
     assert run_in_fork("clean", "--older-than", "1d").stderr == "removed 0 runs, 0 B\n"
     assert sorted(line.split()[0] for line in run_in_fork("clean", "--dry-run").stdout.splitlines()) == ["a", "c"]
     assert "--older-than soon: expected a time" in run_in_fork("clean", "--older-than", "soon").stderr
     assert sorted(history_store.list_runs()) == ["a", "c", NAME]
     assert run_in_fork("clean", "--yes").stderr.startswith("removed 2 runs, ")
     assert history_store.list_runs() == [NAME]
+
+
+def test_clean_of_all_runs_forgets_jobs_on_other_hosts_that_have_ended(run_in_fork):
+    keep(run_id="here")
+    for run_id, code in (("over", 0), ("on", None)):
+        moments = {"began": time.time(), "ended": None if code is None else time.time()}
+        process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "host": host_name()}
+        RECORDS.save(SshJob(run_id, ("n1",), "python3", "train.py", "/", **process, **moments, code=code))
+    for words in (("here",), ("--older-than", "0s"), ("--dry-run",), ("--yes",)):
+        assert sorted(job.run_id for job in RECORDS.list()) == ["on", "over"]
+        assert run_in_fork("clean", *words).returncode == 0
+    assert [job.run_id for job in RECORDS.list()] == ["on"]
 
 
 def test_a_lost_run_is_as_old_as_its_last_event(run_in_fork):
@@ -516,8 +551,8 @@ def test_stop_all(running, monkeypatch):
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
-    mine = [each for each in locate.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: mine)
+    mine = [each for each in running_jobs.list_running() if each.pid in pids]
+    monkeypatch.setattr(running_jobs, "list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
@@ -527,8 +562,8 @@ def test_stop_all(running, monkeypatch):
 def test_stop_all_reaches_the_other_jobs_if_one_has_just_ended(running, monkeypatch, tmp_path):
     job = running()
     gone = RunningJob(str(tmp_path / "gone.1"), "gone", 1)
-    jobs = [gone, *(each for each in locate.list_running() if each.pid == job.process.pid)]
-    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: jobs)
+    jobs = [gone, *(each for each in running_jobs.list_running() if each.pid == job.process.pid)]
+    monkeypatch.setattr(running_jobs, "list_running", lambda: jobs)
     done = CliRunner().invoke(stop, ["--all"])
     assert isinstance(done.exception, JobNotResponding)
     assert done.stderr.endswith(f"{NAME} has ended\n")
@@ -570,10 +605,10 @@ def test_a_run_whose_control_socket_cannot_be_found_is_not_removed(run_in_fork):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("report", "don"), "no run is called don"),
-        (("stop", "gone"), "no run is called gone"),
-        (("clean", "gone"), "no run is called gone"),
-        (("stop", "--all", "done"), "--all is for all jobs, not for done"),
+        (("report", "don"), 'no run named "don"'),
+        (("stop", "gone"), 'no run named "gone"'),
+        (("clean", "gone"), 'no run named "gone"'),
+        (("stop", "--all", "done"), "--all is for all runs, not for done"),
         (("clean", "--older-than", "1d", "done"), "--older-than is for all runs, not for done"),
         (("logs", "done", "--failed"), "no rank of done has failed"),
         (("logs", "done", "--tail", "1", "--since", "9m"), "--tail and --since contradict each other\n  leave one of"),
@@ -582,7 +617,7 @@ def test_a_run_whose_control_socket_cannot_be_found_is_not_removed(run_in_fork):
         (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),
         (("logs", "done", "--rank", "1", "--failed"), "--rank and --failed contradict each other"),
         (("stop", "done"), "done has ended\n  ddplaunch report done"),
-        (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
+        (("logs", "\x1b[2J" + "x" * 5000), 'no run named "'),
     ],
 )
 def test_refused_words_of_commands_for_runs(run_in_fork, words, expected):
@@ -602,8 +637,7 @@ def test_another_user_sees_and_reaches_nothing(running):
     for words in (("ps", "--json"), ("logs", NAME), ("stop", NAME)):
         text = (
             "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
-            "from ddplaunch.features.runs import logs, ps, stop\n"
-            "from ddplaunch.features.runs import history_store, rank_logs, run_lookup\n"
+            "from ddplaunch.features.runs import logs, ps, rank_logs, stop\n"
             "from ddplaunch.features.ssh import job_records\n"
             "from ddplaunch.features.submit import code_copies\n"
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
@@ -614,7 +648,7 @@ def test_another_user_sees_and_reaches_nothing(running):
         if words[0] == "ps":
             assert json.loads(done.stdout) == []
         else:
-            assert done.stderr.startswith(f"Error: no run is called {NAME}")
+            assert done.stderr.startswith(f'Error: no run named "{NAME}"')
     assert job.process.poll() is None
 
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ StrictModes no
 PidFile none
 PrintMotd no
 LogLevel VERBOSE
-SetEnv TMPDIR=/dev/shm XDG_RUNTIME_DIR=/dev/shm "XDG_STATE_HOME={folder}/state"
+SetEnv TMPDIR=/dev/shm XDG_RUNTIME_DIR=/dev/shm "XDG_STATE_HOME={folder}/state"{variables}
 """
 # UsePAM no, or logins would depend on this machine's; StrictModes no, for folders of tests may lie in any other;
 # TMPDIR, because a host whose power is cut removes nothing; XDG_STATE_HOME, because no run of a test is the user's;
@@ -54,11 +54,12 @@ Host *
 class Sshd:
     """Every host of ``network`` can be logged in to with ``ssh -F config n1``, without a password, when this returns.
 
-    Keys and configurations lie in ``folder``; the daemons end with their hosts.
+    Keys and configurations lie in ``folder``; the daemons end with their hosts. ``variables``: more for all who log in.
     """
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         self.network, self.folder = network, folder
+        self._variables = "".join(f" {name}={value}" for name, value in (variables or {}).items())
         folder.mkdir(parents=True)
         folder.chmod(0o700)
         self.config, self.known, self.key = folder / "config", folder / "known_hosts", folder / "id"
@@ -95,7 +96,7 @@ class Sshd:
     def serve(self, host: Host) -> None:
         """Start the daemon of a host, also of one that was booted again."""
         settings = self.folder / f"sshd-{host.name}"
-        settings.write_text(_SERVER.format(folder=self.folder, name=host.name))
+        settings.write_text(_SERVER.format(folder=self.folder, name=host.name, variables=self._variables))
         # A /run of the host's own: /run/sshd, where sshd locks itself in, goes with the host then.
         host.run("sh", "-c", "mount -t tmpfs none /run && mkdir -m 755 /run/sshd")
         host.run("mount", "--bind", self._users, "/etc/passwd")

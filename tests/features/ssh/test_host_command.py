@@ -28,10 +28,10 @@ SSH = """
 STOP = """
     # Of the jobs on this machine only these: those of virtual hosts are seen too, by their folder in /tmp.
     import sys
-    from ddplaunch.cli import locate
+    from ddplaunch.cli.lookup import running_jobs
     from ddplaunch.cli import run_command_line
-    list_all, pids = locate.list_running, sys.argv.pop(1).split(",")
-    locate.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
+    list_all, pids = running_jobs.list_running, sys.argv.pop(1).split(",")
+    running_jobs.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
     sys.exit(run_command_line())
     """
 
@@ -126,7 +126,7 @@ def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, place,
         for name in names:
             assert f"{name} has ended" in done.stderr
             assert jobs[name].wait() == 128 + signal.SIGINT, jobs[name].stderr()
-    assert "no running jobs" in stop("--all").stderr
+    assert "no runs in progress" in stop("--all").stderr
     assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
 
 
@@ -141,3 +141,17 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(ask, place):
     assert done.returncode == 69
     assert "distant runs on down, n2; connecting to down over SSH" in done.stderr
     assert "log in there and run: ssh down ddplaunch stacks distant --json" in done.stderr
+    again = ask("rerun", "distant")  # recorded by an earlier version
+    assert again.returncode == 2
+    assert "type it again: ddplaunch run --hosts down,n2 OPTIONS train.py" in again.stderr
+
+
+def test_rerun_starts_a_job_over_ssh_again(run_ddplaunch, ask, place, environment):
+    (place / "over").touch()
+    words = ("run", "--hosts", "n1:1", "--run-id", "far", *LIGHT, "train.py", "--lr", "0.1")
+    assert run_ddplaunch(*words, env=environment).returncode == 3
+    done = ask("rerun", "far", "--lr", "0.2")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "ready\n"
+    typed = f"ddplaunch run --hosts n1:1 --run-id far {' '.join(LIGHT)} train.py --lr 0.2"
+    assert f"ddplaunch: {typed}\nddplaunch: in {place}\n" in done.stderr

@@ -93,8 +93,8 @@ def test_each_host_keeps_the_log_of_its_ranks(sshd, tmp_path, shared):
         there.run("mount", "-t", "tmpfs", "none", tmp_path / "logs")
     run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs", "--run-id", "a", *LIGHT, "train.py")
     assert run.wait() == 0, run.stderr()
-    assert "ddplaunch: kept in logs/a/node-0 on n1\n" in run.stderr()
-    assert "ddplaunch: kept in logs/a/node-1 on n2\n" in run.stderr()
+    assert "ddplaunch: log folder: logs/a/node-0 on n1\n" in run.stderr()
+    assert "ddplaunch: log folder: logs/a/node-1 on n2\n" in run.stderr()
     assert (tmp_path / "logs/a/node-0/rank-0.log").read_text() == "rank 0\n"
     assert there.run("cat", tmp_path / "logs/a/node-1/rank-1.log") == "rank 1\n"
     assert (tmp_path / "logs/a/node-1").exists() == shared

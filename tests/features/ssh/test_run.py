@@ -91,7 +91,7 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     result = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
     lines = [each for each in result if each["kind"] != "waiting"]
     assert [each["kind"] for each in lines] == ["failure", "end"]
-    assert lines[0]["verdict"]["first"]["host"] == "n1"
+    assert lines[0]["failure"]["first"]["host"] == "n1"
     assert lines[0]["run_id"]
     run.assert_nothing_left()
 

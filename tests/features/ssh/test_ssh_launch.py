@@ -103,7 +103,7 @@ def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(run_in_fork, t
         "rank 1  node 0  host n1     local rank 1  device cpu  cpus any",
         "rank 2  node 1  host gpu17  local rank 0  device cpu  cpus any",
     ]
-    assert "processes per node: 2,1 (--hosts)\ndevices: cpu (assumed)\nmaster address: n1 (the first host)\n" in shown
+    assert "ranks per node: 2,1 (--hosts)\ndevices: cpu (assumed)\nmaster address: n1 (the first host)\n" in shown
     assert "over SSH: node 0 is n1, node 1 is gpu17" in shown
     assert "ddplaunch run" not in shown, "SSH starts the nodes"
     unknown = dry_run("--json", "--hosts", "n1:2,n2")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import launcher_command
+from ddplaunch.features.submit import batch_command
+from ddplaunch.features.submit.options import pass_through_words
 from tests.conftest import assert_refused, conflict, ddplaunch_command, run_command, write_program
 from tests.features.submit.states import REJECTED, SHORT_INTERVALS
 
@@ -164,7 +166,7 @@ def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, lin
         ("trian.py", ("no such script: trian.py", "did you mean train.py?")),
         ("fn.py:main", ("fn.py:main needs --lr", "its signature")),
         ("--nodes 0 train.py", ("--nodes 0: expected a number of nodes, 1 or more",)),
-        ("--time 90 train.py", ("--time 90: minutes or seconds?", "--time 90m for minutes, --time 90s for seconds")),
+        ("--time 90 train.py", ("--time 90: no unit", "--time 90m for minutes, --time 90s for seconds")),
         ("-t 4x train.py", ("--time 4x: expected a time with a unit like 4h", "like 4:00:00")),
         ("--time 1:2:3:4 train.py", ("--time 1:2:3:4: expected a time",)),
         ("--mem lots train.py", ("--mem lots: expected a size", "200G")),
@@ -218,6 +220,41 @@ def test_refused(submit, cluster, line, expected):
     assert not (cluster.folder / "script").exists(), "it was submitted"
 
 
+OPTIONS_OF_SBATCH = {
+    "-b": "--begin=x", "-B": "--extra-node-info=x", "-F": "--nodefile=x", "-i": "--input=x", "-L": "--licenses=x",
+    "-M": "--clusters=x", "-S": "--core-spec=x",
+    "-H": "--hold", "-k": "--no-kill", "-O": "--overcommit", "-s": "--oversubscribe", "-W": "--wait",
+}  # fmt: skip
+"""Options of sbatch(1) that ddplaunch lacks, by their letters; with a value x where they need one."""
+
+
+@pytest.mark.parametrize("letter", OPTIONS_OF_SBATCH)
+def test_a_letter_of_sbatch_is_passed_on_as_its_long_option(letter):
+    option = OPTIONS_OF_SBATCH[letter]
+    name, equals, value = option.partition("=")
+    expected = f"--sbatch-arg={option}"
+    assert pass_through_words([letter, "x"]) == pass_through_words([name, "x"]) == expected
+    assert pass_through_words([letter + equals + value]) == pass_through_words([option]) == expected
+
+
+@pytest.mark.parametrize("word", ["-y", "--xyzzy", "hold", "-hold", "wait=1"])
+def test_other_words_are_not_passed_on_to_sbatch(word):
+    assert pass_through_words([word, "x"]) is None
+
+
+def test_an_option_is_in_one_section_of_the_help(monkeypatch):
+    """Where a scheduler's command has it itself; an option of ``run`` that it refuses is in none."""
+    of_run = {"Time": ["--timeout", "--grace"], "Logs": ["--log-dir", "--output", "--show"], "Hosts": ["--hosts"]}
+    monkeypatch.setattr(batch_command, "SECTIONS", of_run)
+    nodes, time, output = (batch_command.option(names, "X", "") for names in ("-N --nodes", "-t --time", "--output"))
+    assert batch_command.option_sections({"Resources": [nodes, time], "Logs": [output]}, {"--hosts": "no"}) == {
+        "Resources": ["--nodes", "--time"],
+        "Logs": ["--output", "--log-dir", "--show"],
+        "Time": ["--timeout", "--grace"],
+        "Hosts": [],
+    }
+
+
 def test_a_project_may_have_its_code_copied(run_in_fork, tmp_path):
     """The folder in its pyproject.toml is relative to that file, and a dry run writes nothing."""
     folder = tmp_path / "project/exp"
@@ -253,6 +290,8 @@ def test_nodes_to_leave_out(dry, submit):
     assert last_words(script) == ["train.py"]
     assert "exclude: n[07-08] (--exclude)" in lines
     assert "did you mean --exclude?" in submit("-x n07 train.py").stderr
+    assert "did you mean --qos?" in submit("-q high train.py").stderr  # which run knows as another launcher's
+    assert "did you mean --gpus-per-node?" in submit("-G 8 train.py").stderr
 
 
 @pytest.mark.parametrize(
@@ -285,7 +324,7 @@ def test_accepted_options_become_lines_of_sbatch(dry, line, lines):
     for each in lines:
         assert f"#SBATCH --{each}\n" in script
     shares = not any(word in line for word in ("-c 8", "--cpus-per", "--exclusive"))
-    assert any("all ranks of a node share one CPU" in note for note in notes) == shares
+    assert any("Slurm may give each node one CPU" in note for note in notes) == shares
 
 
 def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_path):
@@ -370,7 +409,7 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
         "output: slurm-%j.out (default)",
         f"setup: {tmp_path}/env.sh, module load cuda/12 ({project})",
     ]
-    assert f"chdir: {tmp_path}/deep (the current directory)" in lines
+    assert f"chdir: {tmp_path}/deep (the current folder)" in lines
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def stack(*places: str) -> tuple[Frame, ...]:
     [
         (["main:9 spin:88"] * 4, "train.py:88"),
         (["main:9 retry:88", "main:9 retry:90", "main:9 retry:88"], "train.py:88-90"),  # a retry that prints
+        (["main:9 read:88", "main:10 read:88"] * 2, ""),  # two lines call the same function: no loop in that one
         (["main:9", "main:9 is_ready:3", "main:9"], "train.py:9"),  # while not is_ready(): pass
         (["main:9 evaluate:20 forward:3", "main:9 evaluate:20 loss:31", "main:9 evaluate:20 read:50"], ""),
         (["main:9 evaluate:20", "main:9 evaluate:60"], ""),

@@ -177,7 +177,7 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
 def test_a_failed_rank_ends_all_and_is_reported_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
     _, err = finish(run, 7)
-    assert err.count("ddplaunch: rank 1 ") == 1
+    assert err.count("ddplaunch: rank 1 ") == 1, err
 
 
 def test_two_jobs_on_the_same_hosts(mpiexec, package, tmp_path):

@@ -74,7 +74,9 @@ def test_gpus_in_use_are_shown_with_their_process(say: Answer, fake_nvml: FakeNv
 
 
 def test_mig_instances_have_lines_of_their_own(say: Answer, fake_nvml: FakeNvml) -> None:
-    gpus = [line.split()[1:3] for line in lines_of(say(fake_nvml.environ(2, mig={0: 2})), "gpu ")]
+    text = say(fake_nvml.environ(2, mig={0: 2}))
+    assert "note: A job sees 2 MIG instances of GPU 0: NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 for that" in text
+    gpus = [line.split()[1:3] for line in lines_of(text, "gpu ")]
     assert gpus == [["0", "MIG"], ["0:0", "cuda:0"], ["0:1", "cuda:1"], ["1", "cuda:2"]]
 
 
@@ -82,7 +84,7 @@ def test_mig_instances_have_lines_of_their_own(say: Answer, fake_nvml: FakeNvml)
 def test_no_gpus(say: Answer, fake_nvml: FakeNvml, error: int, notes: int) -> None:
     text = say(fake_nvml.environ(4 * notes, init_error=error))
     assert lines_of(text, "gpu ") == []
-    assert "No GPU found: a job runs on the CPUs.\n" in text
+    assert "No GPU found: jobs will run on CPUs.\n" in text
     assert ["Driver Not Loaded" in note for note in lines_of(text, "note: ")] == [True] * notes
 
 
@@ -101,6 +103,7 @@ def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
         "pci": "0000:18:00.0",
         "driver": "570.86.15",
         "mig_mode": False,
+        "fabric": None,
         "memory_total": 80 * GIB,
         "memory_used": GIB + (1 << 20),
         "numa_node": used["numa_node"],

@@ -50,7 +50,7 @@ def test_expected_gpus_without_the_nvidia_library(run_in_fork, tmp_path, monkeyp
         assert done.returncode == 2, variables
         assert done.stderr.startswith(f"Error: {next(iter(variables))}={next(iter(variables.values()))}, but no GPU")
     text = run_in_fork("devices", env=GIVEN).stdout
-    assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in text
+    assert "SLURM_GPUS_ON_NODE=4, but no GPU works: jobs will run on CPUs only with --gpus none.\n" in text
 
 
 @pytest.mark.parametrize("words", ["--gpus none", "--nproc cpu"])

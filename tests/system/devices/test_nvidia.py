@@ -47,6 +47,28 @@ def test_every_gpu_with_its_facts(fake_nvml: FakeNvml) -> None:
     assert hardware.notes == ()
 
 
+FABRIC = "c0ffee00111122223333444455556666"
+
+
+def test_the_nvlink_domain_that_reaches_other_machines(fake_nvml: FakeNvml) -> None:
+    fabrics = f"{FABRIC}:7:3;{FABRIC}:0:3;{FABRIC}:7:2;{'0' * 32}:7:3"  # the third has not joined yet
+    hardware = fake_nvml.read(5, fabrics=fabrics)
+    names = [f"c0ffee00-1111-2222-3333-444455556666.{clique}" for clique in (7, 0)]
+    assert [gpu.fabric for gpu in hardware.gpus] == [*names, None, None, None]
+    assert hardware.notes == ()
+    assert fake_nvml.read(1, fabrics=f"{FABRIC}:7:3", mig={0: 2}).gpus[0].fabric is None
+
+
+@pytest.mark.parametrize("missing", ["nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"])
+def test_older_bindings_report_no_nvlink_domain(fake_nvml: FakeNvml, missing: str) -> None:
+    code = f"import pynvml; del pynvml.{missing}\n"
+    code += "from ddplaunch.system.devices import read_hardware\n"
+    code += "found = read_hardware(); print([gpu.fabric for gpu in found.gpus], found.notes)"
+    environ = fake_nvml.environ(1, fabrics=f"{FABRIC}:7:3")
+    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[None] ()\n", "")
+
+
 def test_locality_is_read_from_sysfs(fake_nvml: FakeNvml, make_tree: MakeTree) -> None:
     sysfs = make_tree(
         {

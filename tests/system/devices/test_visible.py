@@ -136,7 +136,9 @@ def test_variables_select_the_visible_gpus(
     torch = "xpu" if gpus[0].vendor == "intel" else "cuda"
     assert visible.devices == tuple(f"{torch}:{place}" for place in range(len(seen)))
     whole = note.startswith(tuple(environ))
-    assert [each == note if whole else note in each for each in visible.notes] == [True] * bool(note)
+    assert [each == note if whole else note in each for each in visible.notes if "alone" not in each] == [True] * bool(
+        note
+    )
 
 
 def test_gpus_without_uuids_are_named_by_index() -> None:
@@ -282,7 +284,8 @@ def test_gpus_flag(
     visible = visible_gpus(machine(gpus), wanted, inherited)
     assert (indices(visible), visible.environ, visible.source) == (seen, environ, "--gpus")
     whole = note.startswith("--gpus")
-    assert [each == note if whole else note in each for each in visible.notes] == [True] * bool(note)
+    notes = [each for each in visible.notes if "alone; for" not in each]  # of one GPU, as if it were a number of ranks
+    assert [each == note if whole else note in each for each in notes] == [True] * bool(note)
     assert indices(visible_gpus(machine(gpus), None, {**inherited, **environ})) == seen, "so do the ranks"
 
 
@@ -296,11 +299,19 @@ def test_a_rank_that_sees_only_its_own_gpu(mask: str | None, names: list[str]) -
     assert {"CUDA_DEVICE_ORDER" in variables for variables in each} == {names[0].isdecimal()}
 
 
+@pytest.mark.parametrize(("wanted", "is_noted"), [("2", True), ("1", False), ("2,3", False), ("0-2", False)])
+def test_a_single_index_may_be_meant_as_a_number(wanted: str, is_noted: bool) -> None:
+    note = f"--gpus {wanted} is GPU {wanted} alone; for {wanted} ranks: --nproc {wanted}"
+    assert (note in visible_gpus(machine(nvidia()), wanted, {}).notes) is is_noted
+
+
 def test_gpus_flag_with_mig() -> None:
     gpus = [sliced(nvidia()[0], (1, 0), (2, 0)), nvidia()[1]]
     visible = visible_gpus(machine(gpus), "MIG-02,1", {})
     assert visible.environ == {"CUDA_VISIBLE_DEVICES": f"MIG-020,{UUIDS[1]}"}
     assert tokens(visible_gpus(machine(gpus), "0", {})) == ["MIG-010", "MIG-020"]
+    assert tokens(visible_gpus(machine(gpus), "mig", {})) == ["MIG-010", "MIG-020"]
+    assert visible_gpus(machine(gpus), "mig,1", {}).environ == {"CUDA_VISIBLE_DEVICES": f"MIG-010,MIG-020,{UUIDS[1]}"}
 
 
 @pytest.mark.parametrize(
@@ -311,6 +322,7 @@ def test_gpus_flag_with_mig() -> None:
         ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
         ("GPU-8932", "--gpus GPU-8932: GPU-8932 matches 2 UUIDs", "give more of the UUID"),
         ("GPU-ffff", f"--gpus GPU-ffff: {NO_SUCH_GPU} GPU-ffff", "give indices, "),
+        ("mig", "--gpus mig: no GPU of this machine has MIG instances", "`ddplaunch devices` lists them"),
         ("3-0", "--gpus 3-0: 3 is more than 0", "--gpus 0-3"),
         ("-1", f"--gpus -1: {NO_SUCH_GPU} -1", "give indices, "),
         ("MIG-1", f"--gpus MIG-1: {NO_SUCH_GPU} MIG-1", "give indices, "),

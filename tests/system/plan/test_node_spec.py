@@ -39,7 +39,7 @@ def test_the_plan_of_a_node_has_its_own_ranks():
     made = placed(2, "a", "b", "c")
     assert ([rank.rank for rank in made.ranks], made.world_size, made.nnodes) == ([4, 5], 6, 3)
     assert [rank.rank for rank in made.local_ranks] == [4, 5]
-    variables = made.environment(made.rank_of(5))
+    variables = made.rank_environment(made.rank_of(5))
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NODE_RANK MASTER_ADDR X"
     assert [variables[name] for name in names.split()] == ["5", "1", "6", "2", "2", "3", "2", "10.0.0.1", "1"]
 

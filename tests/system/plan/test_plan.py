@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.plan_text import node_command
+from ddplaunch.system.plan.hardware import explain_shared_mig
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.plan.planner import MachineInfo, PlanSpec, make_plan
 from ddplaunch.system.plan.rank_layout import DeviceSlot
@@ -44,7 +46,7 @@ def test_a_plan_is_frozen():
 def test_one_node_without_gpus():
     made = plan()
     assert (made.nnodes, made.world_size, made.master_addr, made.master_port) == (1, 1, "127.0.0.1", 0)
-    assert fact(made, "processes per node").value == "1"
+    assert fact(made, "ranks per node").value == "1"
     assert fact(made, "devices") == Fact("devices", "cpu", "no GPU found")
     assert made.backend is None
     assert made.missing_options == ()
@@ -54,7 +56,7 @@ def test_one_rank_a_gpu():
     made = plan(GPUS)
     assert [rank.device for rank in made.ranks] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert fact(made, "devices") == Fact("devices", "4 × NVIDIA H100 (cuda:0 to cuda:3)", "NVML")
-    assert made.environment(made.ranks[0])["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert made.rank_environment(made.ranks[0])["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_a_containers_share_of_the_cpus(usable, bind, threads):
 
 def test_variables():
     made = plan(nproc="2,1", nnodes=2, node_rank=1, master_addr="a", master_port=7, max_restarts=3)
-    assert made.environment(made.ranks[1], attempt=2) == {
+    assert made.rank_environment(made.ranks[1], attempt=2) == {
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "3",
@@ -89,7 +91,7 @@ def test_variables():
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "DDPLAUNCH_DEVICE": "cpu",
     }
-    assert made.environment(made.ranks[2])["OMP_NUM_THREADS"] == "16"
+    assert made.rank_environment(made.ranks[2])["OMP_NUM_THREADS"] == "16"
     assert made.shared_environment == {"OMP_NUM_THREADS": "16", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
@@ -103,14 +105,14 @@ def test_who_opens_the_store():
         (lone, True, "False"),
         (elastic, True, "True"),
     ):
-        variables = made.with_store(torch=torch).environment(made.ranks[0])
+        variables = made.with_store(torch=torch).rank_environment(made.ranks[0])
         assert variables["TORCHELASTIC_USE_AGENT_STORE"] == expected
 
 
 def test_the_users_own_variables_are_kept():
     environ = {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     made = plan(environ=environ, nproc="2")
-    assert environ.items() <= made.environment(made.ranks[1]).items()
+    assert environ.items() <= made.rank_environment(made.ranks[1]).items()
     assert fact(made, "threads per rank") == Fact("threads per rank", "3", "OMP_NUM_THREADS")
 
 
@@ -118,7 +120,7 @@ def test_all_nodes_make_the_same_plan():
     """Each node plans alone: all must get the same ranks and variables, and the same of each other."""
     typed = {"nproc": "3,1,2", "nnodes": 3, "master_addr": "a", "master_port": 7, "bind": "numa"}
     plans = [plan(node_rank=node_rank, **typed) for node_rank in range(3)]
-    seen = [[(replace(rank, host=None), made.environment(rank)) for rank in made.ranks] for made in plans]
+    seen = [[(replace(rank, host=None), made.rank_environment(rank)) for rank in made.ranks] for made in plans]
     assert seen[0] == seen[1] == seen[2]
     assert [[rank.rank for rank in made.local_ranks] for made in plans] == [[0, 1, 2], [3], [4, 5]]
     assert [made.hosts_store for made in plans] == [True, False, False]
@@ -210,9 +212,23 @@ def test_more_ranks_than_gpus_is_noted():
 )
 def test_ranks_on_mig_instances_of_one_gpu_are_noted(backend, ranks, noted):
     halves = replace(GPUS, slots=tuple(replace(slot, divided_gpu=0) for slot in GPUS.slots[:2]))
-    expected = "2 ranks have MIG instances of GPU 0: NCCL needs a GPU for each rank, and may refuse that"
+    expected = "2 ranks have MIG instances of GPU 0: NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 for that"
     notes = plan(halves, nproc=ranks, backend=backend).notes
     assert [note for note in notes if note.startswith(expected)] == [*notes][: int(noted)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, r"NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 for that .*; gloo works without"),
+        ({"NCCL_NVLS_ENABLE": "1"}, r"NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 .*, and no NCCL_NVLS_ENABLE=1; gloo .*"),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, ""),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "2"}, ""),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, "NCCL refuses that with NCCL_NVLS_ENABLE=1.*"),
+    ],
+)
+def test_what_nccl_needs_for_mig_instances_of_one_gpu(environ, expected):
+    assert re.fullmatch(expected, explain_shared_mig(environ))
 
 
 def test_a_program_has_no_process_group():

@@ -95,8 +95,8 @@ def test_unknown_init_methods(method):
     ("path", "message"),
     [
         ("store", "the path must be absolute"),
-        ("/", "/ is a directory"),
-        ("{tmp}/no/store", "directory {tmp}/no does not exist"),
+        ("/", "/ is a folder"),
+        ("{tmp}/no/store", "folder {tmp}/no does not exist"),
         ("/proc/self/store", "/proc/self/store is not writable"),  # not even by root
     ],
 )

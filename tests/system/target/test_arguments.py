@@ -13,6 +13,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.system.target.argument_parser import check_arguments
 from ddplaunch.system.target.arguments import bind_arguments
 from ddplaunch.system.target.signature import from_source
+from tests.conftest import write_program
 
 FACTS = {
     "rank": 9,
@@ -304,6 +305,26 @@ def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing()
     spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
     with pytest.raises(UsageError, match="unexpected extra argument"):
         bind_arguments("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
+
+
+def test_an_option_whose_default_is_not_known_in_a_rank_must_be_given(tmp_path):
+    """Tutorials have the parser in a block that is not run here; the launcher leaves it to the rank."""
+    source = """
+        def make_parser(parser, folder):
+            parser.add_argument("--epochs", type=int, default=3)
+            parser.add_argument("--data", default=folder)
+
+        def main(rank, args):
+            return rank, args.epochs, args.data
+        """
+    read(source, "")
+    path = write_program(tmp_path, "spawns.py", source)
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), names)
+    with pytest.raises(UsageError, match="the following arguments are required: --data"):
+        bind_arguments("spawns.py:main", names["main"], ["--epochs", "1"], FACTS, make_device)
+    positional, named = bind_arguments("spawns.py:main", names["main"], ["--data", "here"], FACTS, make_device)
+    assert names["main"](*positional, **named) == (9, 3, "here")
 
 
 def test_a_function_without_a_signature_gets_nothing():

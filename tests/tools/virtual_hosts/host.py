@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.scaled_timeouts import scaled_timeout
 from tests.tools.virtual_hosts.cable import Cable, wait_for_ready
@@ -89,10 +89,12 @@ class Host:
         self._started.append(in_thread(begin))
         return self._started[-1]
 
-    def type(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    def type(
+        self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str], stdin: int | IO[str] = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         """Start a command as a user types it, with these variables and with pipes for what it prints."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return self.start(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, **pipes)
+        return self.start(words, cwd=cwd, env=env, stdin=stdin, **pipes)
 
     def run(self, *words: str | Path, check: bool = True, **popen: Any) -> str:
         """Run a command on the host to its end and return its stdout."""

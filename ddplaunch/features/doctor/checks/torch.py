@@ -85,8 +85,8 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
 def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
     """Whether a GPU can run kernels for one of these: of the same major version, or PTX for an older one."""
     major, minor = divmod(int(capability.removeprefix("sm_")), 10)
-    for each in architectures:
-        kind, _, digits = each.partition("_")
+    for architecture in architectures:
+        kind, _, digits = architecture.partition("_")
         if not digits[:-1].isdigit() or not digits[-1:].isdigit():  # "sm_90a", or AMD's "gfx90a"
             if kind.startswith("gfx"):
                 return True

@@ -84,16 +84,16 @@ class Side:
 
     def _largest_blocks(self, blocks: list[tuple[int, Any]]) -> str:
         """The lines of the user's code with the largest total of blocks, with size and count."""
-        found: dict[str, tuple[int, int]] = {}
+        totals: dict[str, tuple[int, int]] = {}
         for size, frames in blocks:
             place = "backward or library code"  # autograd's threads have no frame of the user's code
             for frame in frames:  # the innermost comes first
                 if rank_exit.is_user_file(frame["filename"]):
                     place = f"{_format_line(frame['filename'], frame['line'])} ({frame['name']})"
                     break
-            previous, count = found.get(place, (0, 0))
-            found[place] = previous + size, count + 1
-        largest = sorted(found.items(), key=lambda item: -item[1][0])
+            previous, count = totals.get(place, (0, 0))
+            totals[place] = previous + size, count + 1
+        largest = sorted(totals.items(), key=lambda item: -item[1][0])
         parts = [f"{_format_size(size)} in {count} by {place}" for place, (size, count) in largest[:_MAX_LINES]]
         if rest := largest[_MAX_LINES:]:
             parts.append(f"{_format_size(sum(size for _, (size, _) in rest))} by {len(rest)} other lines")

@@ -91,15 +91,20 @@ class ProfileSampler:
         else:
             self._runs.append([which, count])
 
-    def write_result(self, frame: FrameType | None, traces: Iterable[bytes]) -> None:
-        """Write the profile; the main thread is at this frame; ``traces`` are those of the flight recorders."""
+    def write_result(self, frame: FrameType | None, traces: Iterable[bytes]) -> int:
+        """Write the profile, and return its size in bytes.
+
+        The main thread is at this frame; ``traces`` are those of the flight recorders.
+        """
         self._record(frame, self._ticks)
         fd = os.open(self._path + b".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.writelines(line + b"\n" for line in self._format_result())
             file.writelines(b"t " + trace + b"\n" for trace in traces)
+            size = file.tell()
         os.rename(self._path + b".part", self._path)
         self._clear()
+        return size
 
     def _format_result(self) -> Iterable[bytes]:
         """Yield the lines of the result.

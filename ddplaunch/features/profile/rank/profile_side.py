@@ -56,6 +56,7 @@ class Side:
             elif self._sampler is not None:
                 state = load_private_module("observe/rank/torch_state")
                 at = frame or sys._current_frames().get(self._endpoint.main_thread)
-                self._sampler.write_result(at, [] if frame else state.traces(details=True))
+                size = self._sampler.write_result(at, [] if frame else state.traces(details=True))
+                self._endpoint.bytes_written += size
         except Exception:
             pass  # the disk is full

@@ -15,7 +15,7 @@ from ddplaunch.features.runs.html_report import charts, output_section, sections
 from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageInputs, PageRun
 from ddplaunch.features.runs.html_report.template import SCRIPT, SCRIPT_HASH, STYLE, load_template
 from ddplaunch.features.runs.report_text import PROGRAM_HEADS
-from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.observe.history.run_record import RunRecord
 
 STDOUT = "-"
 
@@ -67,7 +67,11 @@ def write_page(shares: Sequence[RunRecord], file: str, inputs: PageInputs) -> No
 
     Raises UsageError if the file cannot be written.
     """
-    text = render_page(shares, inputs)
+    write_html(render_page(shares, inputs), file)
+
+
+def write_html(text: str, file: str) -> None:
+    """Write a page; an existing file is replaced. Raises UsageError if it cannot be written."""
     if file == STDOUT:
         return click.echo(text, nl=False)
     try:

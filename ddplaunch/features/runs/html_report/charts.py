@@ -56,20 +56,20 @@ Values = list[float | None]
 
 def metric_over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
     """Return a metric of each rank (or GPU, numbered over all nodes) in each step of the run's time."""
-    found: dict[int, Values] = {}
+    series: dict[int, Values] = {}
     at = (RankSample._fields if not of_gpus else GpuSample._fields).index(field)
     scale = steps / run.total
     for node, readings in enumerate(run.inputs.readings):
-        for each in readings:
-            first = int(scale * (each.time - each.seconds - run.began))
-            last = int(scale * (each.time - run.began))
-            rows: Iterable[tuple[float | None, ...]] = each.gpus if of_gpus else each.ranks
+        for reading in readings:
+            first = int(scale * (reading.time - reading.seconds - run.began))
+            last = int(scale * (reading.time - run.began))
+            rows: Iterable[tuple[float | None, ...]] = reading.gpus if of_gpus else reading.ranks
             for row in rows:
                 key = int(row[0] or 0) + 1000 * node * of_gpus
-                values = found.setdefault(key, [None] * steps)
+                values = series.setdefault(key, [None] * steps)
                 for step in range(max(0, first), min(steps, last + 1)):
                     values[step] = row[at]
-    return {key: found[key] for key in sorted(found)}
+    return {key: series[key] for key in sorted(series)}
 
 
 class _Panel(NamedTuple):
@@ -77,10 +77,16 @@ class _Panel(NamedTuple):
     low: Values
     middle: Values
     high: Values
+    at_least: float = 0.0  # the highest value of the scale, where another chart beside it has the same
+
+    @property
+    def highest(self) -> float:
+        return max((each for each in self.high if each is not None), default=0.0)
 
     @property
     def top(self) -> float:
-        return max((each for each in self.high if each is not None), default=0.0)
+        """The highest value of the scale."""
+        return max(self.highest, self.at_least)
 
     def describe(self, step: int) -> str | None:
         """Describe the values at a step; None without samples."""
@@ -93,17 +99,25 @@ class _Panel(NamedTuple):
 
 
 def _build_panels(run: PageRun) -> Iterator[_Panel]:
-    for each in _PANELS:
-        columns = zip(*metric_over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
+    for panel in _PANELS:
+        columns = zip(*metric_over_time(run, panel.field, CHART_STEPS, of_gpus=panel.of_gpus).values(), strict=True)
         known = [sorted(value for value in column if value is not None) for column in columns]
         if any(values and values[-1] > 0 for values in known):
             low, high = ([values[place] if values else None for values in known] for place in (0, -1))
-            yield _Panel(each, low, [median(values) if values else None for values in known], high)
+            yield _Panel(panel, low, [median(values) if values else None for values in known], high)
 
 
-def charts(run: PageRun) -> Mapping[str, object] | None:
-    """Return the charts; None without samples."""
-    panels = [*_build_panels(run)]
+def find_scales(runs: Iterable[PageRun]) -> dict[str, float]:
+    """Return the highest value of each metric in several runs, by its title."""
+    found: dict[str, float] = {}
+    for panel in (panel for run in runs for panel in _build_panels(run)):
+        found[panel.metric.title] = max(panel.highest, found.get(panel.metric.title, 0.0))
+    return found
+
+
+def charts(run: PageRun, scales: Mapping[str, float] = {}) -> Mapping[str, object] | None:
+    """Return the charts; None without samples. ``scales``: the highest value of a scale at least, by title."""
+    panels = [each._replace(at_least=scales.get(each.metric.title, 0.0)) for each in _build_panels(run)]
     if not panels:
         return None
     step = _HEIGHT + _TITLE + _GAP
@@ -132,7 +146,7 @@ def charts(run: PageRun) -> Mapping[str, object] | None:
 def _draw_panel(panel: _Panel, y: int) -> Mapping[str, object]:
     to_text = panel.metric.format
     known = [each for each in panel.middle if each is not None]
-    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
+    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.highest)}"
     line, band = _line_path(panel.middle, panel.top), _band_path(panel.low, panel.high, panel.top)
     return {"title": title, "y": y, "line": line, "band": band}
 

@@ -59,12 +59,12 @@ def _block(rank: int, data: bytes, room: int, run: PageRun, *, is_open: bool) ->
 
 def _lines(data: bytes, room: int) -> list[str]:
     """Return the last lines that fit into ``room`` bytes of HTML; of a progress bar its last state."""
-    found: list[str] = []
+    lines: list[str] = []
     longest = min(_LINE, room // 8)  # a character may be as long as "&quot;" there
     for line in reversed(data[-room:].decode(errors="replace").rstrip("\n").split("\n")):
         text = truncate_line(escape_control_chars(line.rstrip("\r").rpartition("\r")[2]), longest)
         room -= len(html.escape(text)) + 1
         if room < 0:
             break
-        found.append(text)
-    return found[::-1]
+        lines.append(text)
+    return lines[::-1]

@@ -11,14 +11,15 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, host_name
 from ddplaunch.cli import client
+from ddplaunch.cli.lookup.run_index import FoundRun
 from ddplaunch.core.control_socket.job_status import RankState, RankStatus
-from ddplaunch.features.runs import history_store, rank_logs, sample_file
+from ddplaunch.features.runs import rank_logs
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES_PER_RANK
 from ddplaunch.features.runs.html_report.page_run import PageInputs
-from ddplaunch.features.runs.run_lookup import FoundRun
-from ddplaunch.features.runs.run_record import RankRecord, RunRecord
 from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
 from ddplaunch.observe.diagnosis.inspection import Detail
+from ddplaunch.observe.history import history_store, sample_file
+from ddplaunch.observe.history.run_record import RankRecord, RunRecord
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.observe.samples.sample import average
 
@@ -26,31 +27,31 @@ REPLY_TIMEOUT_S = 5.0  # for the job's launcher: it may be suspended
 
 
 def collect_inputs(
-    found: FoundRun, shares: Sequence[RunRecord], *, live: bool = False, effective: str = ""
+    run: FoundRun, shares: Sequence[RunRecord], *, live: bool = False, effective: str = ""
 ) -> PageInputs:
     """Collect the inputs from the history, the log folder and, while the run goes on, its launcher.
 
     ``effective``: the line on goodput.
     """
-    folder = history_store.run_dir(found.run)
+    folder = history_store.run_dir(run.run)
     of_nodes = [os.path.join(folder, sample_file.sample_file_name(each.node_rank)) for each in shares]
     plan = sample_file.read_plan(os.path.join(folder, sample_file.plan_file_name(shares[0].node_rank)))
     known = tuple(tuple(sample_file.read_samples(path)) for path in of_nodes)
     failed = rank_logs.failed_ranks(shares[0]) if shares[0].code else []
-    printed, attempt = _last_output(found)
+    printed, attempt = _last_output(run)
     return PageInputs(known, printed, failed, plan, live, effective, attempt)
 
 
-def _last_output(found: FoundRun) -> tuple[dict[int, bytes], int | None]:
+def _last_output(run: FoundRun) -> tuple[dict[int, bytes], int | None]:
     """Return the last output of each rank, and its attempt; none if nothing was stored, as after success."""
-    if found.running:
+    if run.running:
         output: dict[int, bytes] = {}
         with suppress(LaunchError):
-            for rank, data in rank_logs.read_live(found.running.path, (), rank_logs.Part(), follow=False):
+            for rank, data in rank_logs.read_live(run.running.path, (), rank_logs.Part(), follow=False):
                 output[rank] = (output.get(rank, b"") + data)[-MAX_BYTES_PER_RANK:]
         if output:
             return output, None
-    files = {rank: paths[-1] for rank, paths in rank_logs.rank_log_files(found.run).items()}
+    files = {rank: paths[-1] for rank, paths in rank_logs.rank_log_files(run.run).items()}
     last = max(map(rank_logs.get_attempt_number, files.values()), default=None)
     return {rank: tail for rank, path in files.items() if (tail := _read_tail(path))}, last
 
@@ -64,16 +65,16 @@ def _read_tail(path: str) -> bytes:
         return b""
 
 
-def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInputs) -> list[RunRecord]:
+def with_live_state(run: FoundRun, shares: Sequence[RunRecord], known: PageInputs) -> list[RunRecord]:
     """Return the records, with the state and usage of this machine's ranks until now if the run is running.
 
     The history has these only at the end of an attempt.
     """
-    if found.running is None:
+    if run.running is None:
         return [*shares]
     try:
-        seen = client.send_request(found.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
-        times = client.send_request(found.running.path, BreakdownRequest(), REPLY_TIMEOUT_S)
+        seen = client.send_request(run.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
+        times = client.send_request(run.running.path, BreakdownRequest(), REPLY_TIMEOUT_S)
     except LaunchError:  # it has just ended, or is suspended
         return [*shares]
     here = seen.status.pid, host_name()  # on another machine, the launcher of another node may have the same pid

@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.text import signal_name
 from ddplaunch.core.failures import FailureReport, describe_exit
-from ddplaunch.features.runs.run_record import RankRecord, RunRecord
-from ddplaunch.features.runs.sample_file import SavedPlan
+from ddplaunch.observe.history.run_record import RankRecord, RunRecord
+from ddplaunch.observe.history.sample_file import SavedPlan
 from ddplaunch.observe.samples.sample import NodeSample, RankSample, average
 
 REFRESH_S = 5  # between two reloads of a page that is served
@@ -108,13 +108,13 @@ class PageRun(Struct, frozen=True):
     @property
     def stalls(self) -> list[tuple[float, float]]:
         """When ranks made no progress, as the nodes have recorded it; that of several nodes together."""
-        found: list[tuple[float, float]] = []
+        periods: list[tuple[float, float]] = []
         for begin, end in sorted(each for share in self.shares for each in share.stalls):
-            if found and begin <= found[-1][1]:
-                found[-1] = found[-1][0], max(end, found[-1][1])
+            if periods and begin <= periods[-1][1]:
+                periods[-1] = periods[-1][0], max(end, periods[-1][1])
             else:
-                found.append((begin, end))
-        return found
+                periods.append((begin, end))
+        return periods
 
     @property
     def average_samples(self) -> dict[int, RankSample]:

@@ -1,4 +1,4 @@
-"""What the sections of the page say: header, failure, stacks, slow ranks, resources, hosts, notes, plan and facts."""
+"""Builds the page's sections: header, failure, stacks, slow ranks, resources, hosts, notes, plan and facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageRun, Ran
 from ddplaunch.features.runs.program_usage import add_program_usage
 from ddplaunch.features.runs.report_text import program_row
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
-from ddplaunch.observe.diagnosis.rank_position import busy_workers, worker_name
+from ddplaunch.observe.diagnosis.rank_position import busy_workers, worker_noun
 from ddplaunch.observe.diagnosis.stack_groups import StackGroup, group_ranks
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 from ddplaunch.observe.diagnosis.waits import find_waits
@@ -149,15 +149,17 @@ def failure(run: PageRun) -> Shown | None:
 def inspections(run: PageRun) -> Iterator[Shown]:
     """Yield the inspections of the ranks."""
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
-    for number, each in enumerate(found):
+    for number, inspection in enumerate(found):
         # Without waits in a failed run, the ranks that waited may have ended: the headline has the reason.
-        waited = find_waits(each) or run.verdict is None
-        groups = [_show_group(group, each, is_open=place < _OPEN) for place, group in enumerate(group_ranks(each))]
+        waited = find_waits(inspection) or run.verdict is None
+        groups = [
+            _show_group(group, inspection, is_open=place < _OPEN) for place, group in enumerate(group_ranks(inspection))
+        ]
         yield {
             "number": number,
-            "when": f"after {format_elapsed(each.moment - run.began)}",
-            "waits": [*describe_waits(each)] if waited else [],
-            "notes": notes_on(each),
+            "when": f"after {format_elapsed(inspection.moment - run.began)}",
+            "waits": [*describe_waits(inspection)] if waited else [],
+            "notes": notes_on(inspection),
             "groups": groups,
         }
 
@@ -185,7 +187,7 @@ def _list_stacks(rank: RankInspection) -> Iterator[tuple[str, Sequence[Frame]]]:
         name = "main thread" if thread is rank.threads[0] else title
         yield name if len(threads) > 1 else "", thread.frames
     for worker in busy_workers(rank):
-        yield f"its {worker_name(rank)} (pid {worker.pid})", worker.frames
+        yield f"its {worker_noun(rank)} (pid {worker.pid})", worker.frames
 
 
 class RankUsage(Struct, frozen=True):
@@ -215,13 +217,13 @@ def _collect_usage(run: PageRun) -> list[RankUsage]:
     rows: dict[int, list[RankRow]] = {}
     for row in (row for each in run.attempts for row in each.rows):
         rows.setdefault(row.rank.rank, []).append(row)
-    found = []
+    usages = []
     for number in sorted(rows):
         known = [row.rank for row in rows[number]]
         lived = sum((rank.ended or run.ended) - rank.started for rank in known if rank.started)
         peak, cpu = max(rank.peak_memory for rank in known), sum(rank.cpu for rank in known)
-        found.append(RankUsage(rows[number][-1], peak, cpu, lived))
-    return found
+        usages.append(RankUsage(rows[number][-1], peak, cpu, lived))
+    return usages
 
 
 def _summarize(used: list[RankUsage]) -> Iterator[str]:
@@ -240,17 +242,17 @@ def _usage_rows(
     used: list[RankUsage], memory_over_time: Mapping[int, str], cpus_over_time: Mapping[int, str]
 ) -> Iterator[Shown]:
     memory, cpu = max(each.peak for each in used), max(each.cpu for each in used)
-    for each in used:
-        rank = each.last.rank
+    for usage in used:
+        rank = usage.last.rank
         yield {
             "rank": rank.rank,
             "host": rank.host or "–",
-            "memory": _meter(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            "memory": _meter(format_size(usage.peak) if usage.peak else "–", usage.peak / memory if memory else 0),
             "memory_over_time": memory_over_time.get(rank.rank),
-            "cpu": _meter(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
+            "cpu": _meter(format_elapsed(usage.cpu), usage.cpu / cpu if cpu else 0),
             "cpus_over_time": cpus_over_time.get(rank.rank),
-            "cpus": f"{each.cpu / each.lived:.1f}" if each.lived else "–",
-            "outcome": each.last.outcome_text,
+            "cpus": f"{usage.cpu / usage.lived:.1f}" if usage.lived else "–",
+            "outcome": usage.last.outcome_text,
         }
 
 

@@ -36,24 +36,24 @@ def read_inherited_state() -> dict[str, str]:
         OSError: the state cannot be read (no /proc, a deleted working folder).
         KeyError: unsupported CPU architecture.
     """
-    found = {f"file {name}": _read_proc(name) for name in _PROC_FILES}
+    state = {f"file {name}": _read_proc(name) for name in _PROC_FILES}
     with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             name, _, value = line.partition(":")
             if name in _STATUS_FIELDS:
-                found[name] = value.strip()
-    found["SigIgn"] = f"{int(found['SigIgn'], 16) & ~_LIBC_SIGNALS:016x}"
+                state[name] = value.strip()
+    state["SigIgn"] = f"{int(state['SigIgn'], 16) & ~_LIBC_SIGNALS:016x}"
     for name in sorted(os.listdir("/proc/self/ns")):
-        found[f"namespace {name}"] = os.readlink(f"/proc/self/ns/{name}")
+        state[f"namespace {name}"] = os.readlink(f"/proc/self/ns/{name}")
     for name, path in (("root", "/"), ("cwd", ".")):
         folder = os.stat(path)
-        found[name] = f"{folder.st_dev} {folder.st_ino}"
-    found["folder"] = os.readlink("/proc/self/cwd")  # also of one that was removed
-    found["host"] = os.uname().nodename
-    found["scheduling"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}"
-    found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
-    found["affinity"] = str(sorted(os.sched_getaffinity(0)))
-    return {**found, **_read_syscalls()}
+        state[name] = f"{folder.st_dev} {folder.st_ino}"
+    state["folder"] = os.readlink("/proc/self/cwd")  # also of one that was removed
+    state["host"] = os.uname().nodename
+    state["scheduling"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}"
+    state["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+    state["affinity"] = str(sorted(os.sched_getaffinity(0)))
+    return {**state, **_read_syscalls()}
 
 
 def _read_proc(name: str) -> str:

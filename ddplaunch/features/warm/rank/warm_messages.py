@@ -57,7 +57,7 @@ class WarmStatus(TypedDict):
 
 
 class GuardianExited(TypedDict):
-    """No process of a guardian's run is left, but those that are ``stuck``."""
+    """All processes of a guardian's run have ended, except the ``stuck`` ones."""
 
     op: Literal["guardian_exited"]
     status: int  # wait status of the run's zygote

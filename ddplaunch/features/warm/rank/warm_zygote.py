@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from ddplaunch.core.rank import atexit_cleanup, zygote_channel
+    from ddplaunch.core.rank import atexit_cleanup, file_dependencies, import_recorder, zygote_channel
     from ddplaunch.core.rank.zygote_messages import ZygoteConfig
-    from ddplaunch.features.warm.rank import file_dependencies, guardian, inherited_state
+    from ddplaunch.features.warm.rank import guardian, inherited_state
     from ddplaunch.features.warm.rank.warm_messages import ToWarm, WarmEndpoint, WarmOrder, WarmStatus
     from ddplaunch.system.processes import proc_utils
 
@@ -44,7 +44,7 @@ def _load_modules(load_module: Callable[[str], Any]) -> None:
     """Load the files that this one needs; ``load_module``: ``rank_runner.load_private_module``."""
     global atexit_cleanup, file_dependencies, guardian, inherited_state, proc_utils, zygote_channel
     atexit_cleanup = load_module("core/rank/atexit_cleanup")
-    file_dependencies = load_module("features/warm/rank/file_dependencies")
+    file_dependencies = load_module("core/rank/file_dependencies")
     guardian = load_module("features/warm/rank/guardian")
     inherited_state = load_module("features/warm/rank/inherited_state")
     proc_utils = load_module("system/processes/proc_utils")
@@ -94,7 +94,9 @@ class WarmZygoteServer:
         self.runs_served = 0
         self.began = time.time()
 
-    def serve(self, fit: bool, cleanup: atexit_cleanup.AtexitCleanup) -> RunZygote:
+    def serve(
+        self, fit: bool, cleanup: atexit_cleanup.AtexitCleanup, recorder: import_recorder.ImportRecorder
+    ) -> RunZygote:
         """Serve runs until the end; return only in forks, each of which becomes a run's zygote.
 
         ``fit``: later runs can use this process, too.
@@ -166,7 +168,7 @@ class WarmZygoteServer:
             return None
 
     def handle_request(self, client: socket.socket) -> RunZygote | None:
-        """Handle one request; in a run's zygote, return what it has to serve."""
+        """Handle one request; in a run's zygote, return the order that it has to serve."""
         client.settimeout(_REQUEST_TIMEOUT_S)
         self.client = client
         fds: list[int] = []
@@ -402,12 +404,12 @@ def _watch_pressure() -> int | None:
 
 
 def _is_memory_low() -> bool:
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     with open("/proc/meminfo", encoding="utf-8") as file:
         for line in file:
             name, _, value = line.partition(":")
-            found[name] = int(value.split()[0])
-    return found["MemAvailable"] < _MIN_FREE_MEMORY * found["MemTotal"]
+            values[name] = int(value.split()[0])
+    return values["MemAvailable"] < _MIN_FREE_MEMORY * values["MemTotal"]
 
 
 def _write_all(fd: int, text: bytes) -> None:

@@ -105,6 +105,7 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # 1
 NNODES_VARIABLE = "DDPLAUNCH_NNODES"  # 2, or 2:4
 ADDRESS_VARIABLE = "MASTER_ADDR"  # job-0.job
 PORT_VARIABLE = "MASTER_PORT"  # 29500
+FIRST_NODE_VARIABLE = "DDPLAUNCH_FIRST_NODE"  # 2: the node rank of index 0, where a JobSet has several Jobs
 
 
 @register_system("kubernetes", INDEX_VARIABLE, priority=DetectionPriority.INDEX)
@@ -112,12 +113,14 @@ def kubernetes(environ: EnvVariables) -> ClusterEnv | None:
     """Kubernetes without an operator: a pod of an indexed Job, alone or in a JobSet.
 
     Kubernetes sets only JOB_COMPLETION_INDEX; the Job's template sets DDPLAUNCH_NNODES, MASTER_ADDR and MASTER_PORT.
+    In a JobSet of several Jobs DDPLAUNCH_FIRST_NODE is added to the index.
     Without the number of nodes the pod is a job of its own, as usual in an indexed Job.
     """
     if not environ.is_set(NNODES_VARIABLE):
         return env_for_array_task("kubernetes", environ, INDEX_VARIABLE, NNODES_VARIABLE, "pod")
     lowest, colon, highest = environ.text(NNODES_VARIABLE).partition(":")
     nnodes, node_rank = parse_number(highest if colon else lowest, NNODES_VARIABLE), environ.number(INDEX_VARIABLE)
+    node_rank += environ.optional_number(FIRST_NODE_VARIABLE) or 0
     min_nodes = parse_number(lowest, NNODES_VARIABLE) if colon else None
     if min_nodes is not None and not 1 <= min_nodes <= nnodes:
         raise UsageError(f"{NNODES_VARIABLE}={environ[NNODES_VARIABLE]} is not a range like 2:4", IGNORE_HINT)

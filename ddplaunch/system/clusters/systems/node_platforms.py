@@ -169,12 +169,12 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     commands have none. Raises UsageError if it is not as it should be.
     """
     try:
-        found = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _Rendezvous)
+        rendezvous = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _Rendezvous)
     except FileNotFoundError:
         return None
     except (OSError, ProtocolError):
         raise UsageError(f"{RENDEZVOUS} does not say which container this is", IGNORE_HINT) from None
-    hosts, node_rank = found.container_addrs, found.container_rank
+    hosts, node_rank = rendezvous.container_addrs, rendezvous.container_rank
     check_below(node_rank, len(hosts), "container_rank", "container_addrs")
     names, job = ("DET_ALLOCATION_ID", RENDEZVOUS), environ["DET_ALLOCATION_ID"]
     return env_for_node("determined", names, len(hosts), node_rank, hosts[0], job=job)

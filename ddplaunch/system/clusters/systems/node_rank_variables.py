@@ -88,7 +88,7 @@ def generic_nodes(environ: EnvVariables) -> ClusterEnv | None:
 
 
 ROLES = ("chief", "master", "worker", "workerpool0", "workerpool1")
-"""Of TF_CONFIG, in the order of their ranks."""
+"""The task types of TF_CONFIG, in the order of their ranks."""
 
 
 @register_system("tfconfig", "TF_CONFIG", "CLUSTER_SPEC", priority=DetectionPriority.COMMON)

@@ -47,7 +47,7 @@ PORTS_PER_JOB = 8  # each of this many steps of a job, and of the thousand jobs 
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the whole job's nodes, in whose order mpirun fills them."""
+    """Return the whole job's nodes, in the order in which mpirun fills them."""
     variables = EnvVariables(environ)
     if not variables.is_set(JOB_ID):
         return None

@@ -22,6 +22,7 @@ read -r -d '' launch <<'END-OF-LAUNCH'
 export DDPLAUNCH_NODE_RANK=$1 DDPLAUNCH_HOSTS=$2 PBS_JOBID=$3
 cd /data/wine || exit
 unset OMP_NUM_THREADS  # PBS has set it to the CPUs of the whole node
+# python -c … is ddplaunch; no file of the current folder can take the place of a module of Python's.
 exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster pbs train.py </dev/null
 END-OF-LAUNCH

@@ -18,6 +18,7 @@ exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
 rm -f "$exit_file"
 # All three counts, so that no variable changes them: one launcher on each node. They end together;
 # srun must not kill one because another has ended.
+# python -c … is ddplaunch; no file of the current folder can take the place of a module of Python's.
 DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 \
   /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \

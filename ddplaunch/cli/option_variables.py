@@ -1,0 +1,59 @@
+"""Options of ``run`` by variable, DDPLAUNCH_NPROC=2: click reads them; this module lists them, and who gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+from ddplaunch.base.options import VARIABLE_PREFIX
+from ddplaunch.base.text import closest_match
+from ddplaunch.cli.cluster_detection import IN_RANK_VARIABLE, OVER_SSH_VARIABLE
+from ddplaunch.cli.run_options import OPTIONS
+
+OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS if option.variable)
+"""The variables that set options. No rank has them: they are meant for this command."""
+
+_ONLY_OPTIONS = frozenset(option.variable for option in OPTIONS if option.variable and not option.envvar)
+
+# fmt: off
+_OTHERS = frozenset({
+    # of ranks and programs
+    "DDPLAUNCH_DEVICE", "DDPLAUNCH_PREEMPTED_FILE", "DDPLAUNCH_TERMINAL", "DDPLAUNCH_PROGRAM",
+    # of batch jobs and hosts
+    "DDPLAUNCH_NNODES", "DDPLAUNCH_NODE_RANK", "DDPLAUNCH_HOSTS", "DDPLAUNCH_CODE", "DDPLAUNCH_OVER_SSH",
+    "DDPLAUNCH_FIRST_NODE",
+    # of batch scripts
+    "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_LOCAL_JOB", "DDPLAUNCH_START_FILE",
+    "DDPLAUNCH_ARRAY_INDEX",
+    # of the launcher
+    "DDPLAUNCH_PLUGINS", "DDPLAUNCH_TMPDIR", "DDPLAUNCH_LOCK_DIR",
+})
+# fmt: on
+_OF_PROGRAMS = ("_ADDRESS", "_ADDRESSES")
+_OF_TESTS = f"{VARIABLE_PREFIX}TEST"
+
+
+def drop_variables_of_host(environ: MutableMapping[str, str]) -> None:
+    """Remove the options by variable of a launcher that was started over SSH: it gets all options as words."""
+    if environ.get(OVER_SSH_VARIABLE):
+        for name in (_ONLY_OPTIONS - {f"{VARIABLE_PREFIX}DOMAIN"}) & environ.keys():  # that of each host is its own
+            del environ[name]
+
+
+def _find_near(name: str) -> str | None:
+    known = [each.removeprefix(VARIABLE_PREFIX) for each in OPTION_VARIABLES]
+    near = closest_match(name.removeprefix(VARIABLE_PREFIX), known)
+    return near and VARIABLE_PREFIX + near
+
+
+def note_unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return notes on variables that look like options, and are none."""
+    names = [name for name in environ if name.startswith(VARIABLE_PREFIX)]
+    if not names or IN_RANK_VARIABLE in environ:
+        return ()
+    unknown = sorted({*names} - OPTION_VARIABLES - _OTHERS)
+    return tuple(
+        f"{name} has no effect: " + (f"did you mean {near}?" if near else "there is no such option")
+        for name in unknown
+        if not name.endswith(_OF_PROGRAMS) and not name.startswith(_OF_TESTS)
+        for near in [_find_near(name)]
+    )

@@ -1,0 +1,61 @@
+"""Asks NCCL's RAS service for the state of its job: a TCP port of this machine, from NCCL 2.24 on.
+
+The protocol is text (NVIDIA's NCCL user guide, "RAS"): a command a line, and the reply to STATUS up to the end of the
+connection. From 2.28.7 on that can be JSON; older services reject the command for it, and reply with text.
+
+All NCCL processes of a user on one machine share the port (SO_REUSEPORT), those of other jobs too: the kernel chooses
+one for each connection. So a reply that is not about our ranks, or none, is followed by another attempt.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from ddplaunch.features.nccl.ras_report import RasReport, parse_reply
+
+DEFAULT_ADDRESS = "localhost:28028"
+ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
+
+_COMMANDS = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n"
+_CONNECT_TIMEOUT_S = 0.5  # also for the first line of the reply: a process that is stopped sends none
+_MAX_REPLY_BYTES = 32 << 20  # a rank takes some 500
+_MAX_ATTEMPTS = 8
+
+
+def find_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return host and port of the service; None if it is turned off, or the variable is malformed."""
+    if environ.get(ENABLE_VARIABLE, "1").strip() == "0":
+        return None
+    host, _, port = (environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() and 0 < int(port) < 1 << 16 else None
+
+
+def ask_service(address: tuple[str, int], deadline: float, is_ours: Callable[[RasReport], bool]) -> RasReport | None:
+    """Return what the service reports of our job; None if none answers for it until the monotonic ``deadline``."""
+    for _ in range(_MAX_ATTEMPTS):
+        if time.monotonic() >= deadline:
+            break
+        try:
+            report = parse_reply(_exchange(address, deadline))
+        except TimeoutError:
+            continue
+        except (OSError, ValueError):
+            break
+        if is_ours(report):
+            return report
+    return None
+
+
+def _exchange(address: tuple[str, int], deadline: float) -> bytes:
+    with socket.create_connection(address, _CONNECT_TIMEOUT_S) as connection:
+        connection.sendall(_COMMANDS)
+        reply = bytearray()
+        while data := connection.recv(1 << 16):
+            reply += data
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or len(reply) > _MAX_REPLY_BYTES:
+                raise TimeoutError
+            connection.settimeout(left_s)
+    return bytes(reply)

@@ -1,0 +1,130 @@
+"""Collects the evidence of one stall on this node: dumps of flight recorders, and on node 0 the report of NCCL's RAS.
+
+The ranks write their dumps themselves (``observe/rank/torch_state.py``), straight into the folder: ``rank_0`` of NCCL,
+``rank_0.json`` of other backends. The RAS service is asked in a thread, as it may not reply.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
+
+import click
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.safe_files import open_for_writing
+from ddplaunch.core.agent.node_ranks import NodeRanks
+from ddplaunch.features.nccl.ras_client import ask_service
+from ddplaunch.features.nccl.ras_report import RasReport, is_of_job
+from ddplaunch.observe.diagnosis.inspection import Inspection
+from ddplaunch.observe.stacks_text import render_stacks
+from ddplaunch.system.processes.proc_utils import read_stat
+
+MAX_RANK_BYTES = 16 << 20  # of a dump; 2,000 operations with the lines of their calls take some 4 MiB
+MAX_NODE_BYTES = 128 << 20  # of all dumps of this node in a job
+COLLECT_TIMEOUT_S = 3.0
+DUMP_TIMEOUT_S = 1.0  # for the dumps, of a job without NCCL; a rank that holds the GIL writes none
+_POLL_INTERVAL_S = 0.02
+
+STACKS_FILE = "stacks.txt"
+
+
+class StallFiles:
+    """The evidence of one stall, from ``begin`` until ``on_done``."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        ranks: NodeRanks,
+        folder: str,
+        address: tuple[str, int] | None,
+        on_done: Callable[[StallFiles], None],
+    ) -> None:
+        """``address``: of the RAS service; None: it is not asked. ``on_done`` is called within COLLECT_TIMEOUT_S.
+
+        Raises OSError if the folder cannot be made.
+        """
+        self._loop, self._ranks, self.folder, self._on_done = loop, ranks, folder, on_done
+        began = time.monotonic()
+        self._deadline = began + COLLECT_TIMEOUT_S
+        self._dump_deadline = self._deadline if address else began + DUMP_TIMEOUT_S
+        self._awaited: set[int] = set()  # ranks whose dumps may still come
+        self.dumped: list[int] = []  # ranks with a dump
+        self.ras: RasReport | None = None
+        os.makedirs(folder, 0o700, exist_ok=True)
+        self._asking: Thread | None = None
+        if address is not None:
+            pids = [process.pid for process in ranks.processes.values()]
+            ours = partial(is_of_job, pids=pids, world_size=ranks.plan.world_size)
+            self._asking = Thread(target=self._ask, args=(address, ours), daemon=True)
+
+    def _ask(self, address: tuple[str, int], is_ours: Callable[[RasReport], bool]) -> None:
+        self.ras = ask_service(address, self._deadline, is_ours)
+
+    def begin(self, max_bytes: int) -> None:
+        """Request the dumps; ``max_bytes``: of all of them."""
+        numbers = [*self._ranks.processes]
+        limit = min(MAX_RANK_BYTES, max_bytes // max(1, len(numbers)))
+        for number in numbers:
+            self._remove_dump(number)  # of an earlier stall
+            channel = self._ranks.channels.get(number)
+            if channel is not None and channel.has_thread and limit and not self._is_stopped(number):
+                channel.write_line(b"w %d " % limit + os.fsencode(os.path.join(self.folder, f"rank_{number}")))
+                self._awaited.add(number)
+        if self._asking is not None:
+            self._asking.start()
+        self._poll()
+
+    def _is_stopped(self, number: int) -> bool:
+        fields = read_stat(self._ranks.processes[number].pid)
+        return bool(fields) and fields[0] in b"Tt"
+
+    def _remove_dump(self, number: int) -> None:
+        for path in self._dump_paths(number):
+            if os.path.exists(path):
+                os.unlink(path)
+
+    def _dump_paths(self, number: int) -> tuple[str, str]:
+        path = os.path.join(self.folder, f"rank_{number}")
+        return path, f"{path}.json"
+
+    def _poll(self) -> None:
+        for number in [*self._awaited]:
+            if any(map(os.path.exists, self._dump_paths(number))):
+                self.dumped.append(number)
+                self._awaited.discard(number)
+        self._awaited &= self._ranks.processes.keys()
+        waits_for_ranks = self._awaited and time.monotonic() < self._dump_deadline
+        waits_for_ras = self._asking is not None and self._asking.is_alive() and time.monotonic() < self._deadline
+        if waits_for_ranks or waits_for_ras:
+            self._loop.call_later(_POLL_INTERVAL_S, self._poll)
+            return
+        self.dumped.sort()
+        if self.ras is not None:
+            self.write(self.ras_file, self.ras.text)
+        self._on_done(self)
+
+    @property
+    def ras_file(self) -> str:
+        """The name of the file with the reply of the RAS service."""
+        return "nccl-ras.json" if self.ras is not None and self.ras.is_json else "nccl-ras.txt"
+
+    @property
+    def dump_bytes(self) -> int:
+        """The size of the dumps."""
+        paths = (path for number in self.dumped for path in self._dump_paths(number))
+        return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+
+    def write_stacks(self, inspection: Inspection, *remarks: str) -> None:
+        """Write what ``ddplaunch stacks`` shows, and remarks."""
+        text = click.unstyle(render_stacks(inspection))
+        self.write(STACKS_FILE, "\n".join([text, *remarks, ""]) if remarks else text)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file into the folder."""
+        path = os.path.join(self.folder, name)
+        with open(open_for_writing(path, os.O_TRUNC, 0o600), "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)

@@ -1,0 +1,53 @@
+"""Compares what an earlier run was with what there is now, before its command runs again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import host_name
+from ddplaunch.features.runs.provenance import Provenance, read_diff_file, read_provenance_file
+from ddplaunch.features.runs.provenance_process import PROGRAM
+from ddplaunch.features.runs.run_comparison import compare_provenance
+from ddplaunch.system.devices import read_hardware
+
+MAX_DIFFERENCES = 12  # lines
+TIMEOUT_S = 25.0  # more than git gets
+
+
+def describe_differences(
+    run: str, before: Provenance | None, diff: bytes, folder: str, *, with_code: bool
+) -> list[str]:
+    """Return a line for each thing that is not as in an earlier run; ``with_code``: also commit and changes."""
+    if before is None:
+        return [f"the commit and the versions of {run} are not recorded"]
+    now, changes = read_current(folder)
+    if now is None:
+        return [f"what differs from {run} is unknown: it could not be found out in {TIMEOUT_S:g} s"]
+    models = tuple(gpu.name for gpu in read_hardware().gpus)
+    now = replace(now, gpus=before.gpus if {*before.gpus} <= {*models} else models)  # those of the run may be a part
+    rows = compare_provenance([before, now], [diff, changes])
+    lines = [
+        f"{row.name}: {row.values[0]} then, {row.values[1]} now"
+        for row in rows
+        if with_code or row.name not in ("commit", "changes")
+    ]
+    more = [f"and {len(lines) - MAX_DIFFERENCES} more differences"] if len(lines) > MAX_DIFFERENCES else []
+    return [*lines[:MAX_DIFFERENCES], *more] or [f"commit, changes, versions and machine are as for {run}"]
+
+
+def read_current(folder: str) -> tuple[Provenance | None, bytes]:
+    """Return what a run in this folder would be now, and the changes since its commit; None if that takes too long."""
+    request = {"host": host_name(), "gpus": [], "sys_path": [each for each in sys.path if each], "folders": [folder]}
+    with tempfile.TemporaryDirectory() as draft:
+        words = [sys.executable, "-I", "-S", PROGRAM, draft, "now", json.dumps(request)]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
+        path = os.path.join(draft, "now")
+        return read_provenance_file(f"{path}.json"), read_diff_file(f"{path}.diff")

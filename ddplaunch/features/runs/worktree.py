@@ -1,0 +1,74 @@
+"""A worktree of git with the code of an earlier run: its commit, and its stored changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+
+import click
+
+from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.base.text import join_names
+from ddplaunch.features.runs.provenance import SHORT_COMMIT, Provenance
+from ddplaunch.system.history_dir import history_dir, open_history_dir
+
+GIT_TIMEOUT_S = 600.0  # for a large repository on a network disk
+
+
+def make_worktree(run: str, provenance: Provenance | None, diff: bytes) -> str:
+    """Return the path of a worktree with the code of a run; an earlier one with the same code is used again.
+
+    Raises UsageError if the commit of the run is not known here, or its changes were not stored as a whole.
+    """
+    git = provenance and provenance.git
+    if not git or not git.commit or not re.fullmatch("[0-9a-f]{40,64}", git.commit):
+        why = f": {provenance.git_error}" if provenance and provenance.git_error else ""
+        raise UsageError(f"the commit of {run} is not recorded{why}", "leave --commit out")
+    if git.is_diff_cut:
+        what = f"the changes of {run} since its commit were longer than what is stored"
+        raise UsageError(what, f"leave --commit out; git checkout {git.commit[:SHORT_COMMIT]} has the commit")
+    if not os.path.isdir(git.root):
+        raise UsageError(f"the repository of {run} does not exist any more: {sanitize_line(git.root)}")
+    changes = f"-{hashlib.sha256(diff).hexdigest()[:8]}" if diff else ""
+    base = re.sub(r"(-[0-9a-f]{12}(-[0-9a-f]{8})?)?$", "", os.path.basename(git.root))  # it may be such a worktree
+    name = re.sub(r"[^\w.-]", "-", base) or "code"
+    parent = os.path.join(os.path.dirname(history_dir() or ""), "worktrees")
+    path = os.path.join(parent, f"{name}-{git.commit[:SHORT_COMMIT]}{changes}")
+    if os.path.isdir(path):
+        if _run_git(path, "rev-parse", "HEAD").strip() != git.commit:
+            raise UsageError(
+                f"{path} is not at commit {git.commit[:SHORT_COMMIT]} any more", f"git worktree remove {path}"
+            )
+    else:
+        os.close(open_history_dir(parent, create=True))
+        _run_git(git.root, "worktree", "add", "--detach", path, git.commit)
+        try:
+            if diff:
+                _run_git(path, "apply", "--whitespace=nowarn", "-", stdin=diff)
+        except LaunchError:
+            _run_git(git.root, "worktree", "remove", "--force", path)
+            raise
+    if missing := [name for name in git.new if not os.path.exists(os.path.join(path, name))]:
+        click.echo(f"ddplaunch: the worktree lacks what git did not track: {join_names(missing)}", err=True)
+    click.echo(f"ddplaunch: git worktree remove --force {path} removes the worktree", err=True)
+    return path
+
+
+def path_in_worktree(path: str, root: str, worktree: str) -> str:
+    """Return the same path in the worktree, if it is an absolute one in the repository; else as it is."""
+    inside = os.path.relpath(path, root) if os.path.isabs(path) else ".."
+    return path if inside.split(os.sep)[0] == ".." else os.path.normpath(os.path.join(worktree, inside))
+
+
+def _run_git(folder: str, *words: str, stdin: bytes = b"") -> str:
+    """Run git, and return its output. Raises LaunchError with its first line if it fails."""
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, input=stdin, capture_output=True, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"git {words[0]} failed: {error}") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise LaunchError(f"git {words[0]} in {sanitize_line(folder)}: {sanitize_line(lines[-1], 200)}")
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,1 @@
+"""The part of ``--torch-debug`` in the ranks."""

@@ -1,0 +1,85 @@
+"""A parameter that gets an ``argparse.Namespace``, as tutorials of ``mp.spawn`` pass one: ``train(rank, args)``.
+
+Its options are the calls of ``add_argument`` in the function's module. They are read from the source, as the code that
+makes the parser is in a block that is not run here. The launcher checks words against literal values only; a rank
+evaluates the others with the names of the module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.system.target.signature import INJECTED_PARAMETERS, ArgumentValues, Signature
+
+_LITERAL_NAMES: dict[str, object] = {"int": int, "float": float, "str": str}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _ArgparseError(message)
+
+
+class _ArgparseError(Exception):
+    pass
+
+
+def parse_namespace(signature: Signature, words: Sequence[str], names: Mapping[str, Any] | None) -> argparse.Namespace:
+    """Parse the words; ``names``: those of the module, in a rank. Raises UsageError as ``parse_arguments`` does."""
+    try:
+        return build_parser(signature, names).parse_args(list(words))
+    except _ArgparseError as error:
+        raise UsageError(f"{signature.name}: {error}", _list_options(signature)) from None
+
+
+def build_parser(signature: Signature, names: Mapping[str, Any] | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of the module; one named as an injected parameter gets its value later."""
+    parser = _Parser(prog=signature.name, add_help=False, conflict_handler="resolve")
+    for call in signature.option_calls:
+        spellings = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        settings = {each.arg: each.value for each in call.keywords if each.arg and each.arg != "help"}
+        evaluated, unknown = dict[str, Any](), set[str]()
+        for name, node in settings.items():
+            try:
+                evaluated[name] = _evaluate(node, names)
+            except Exception:  # a name of the function that makes the parser
+                unknown.add(name)
+        if "default" in unknown and names is not None and spellings[0].startswith("-"):
+            evaluated["required"] = True
+        if _is_injected(spellings, evaluated):
+            evaluated |= {"required": False} if spellings[0].startswith("-") else {"nargs": "?"}
+        try:
+            parser.add_argument(*spellings, **evaluated)
+        except (TypeError, ValueError):  # of an action or a type that cannot be known here
+            parser.add_argument(*spellings)
+    return parser
+
+
+def fill_in(namespace: argparse.Namespace, values: ArgumentValues) -> None:
+    """Set what ddplaunch knows, as the rank and the world size: ``main`` would have computed them."""
+    for name, value in INJECTED_PARAMETERS.items():
+        if value != "device":
+            setattr(namespace, name, values[value])
+
+
+def _is_injected(spellings: Sequence[str], settings: Mapping[str, Any]) -> bool:
+    longest = max(spellings, key=len).lstrip("-").replace("-", "_")
+    return settings.get("dest", longest) in INJECTED_PARAMETERS
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, Any] | None) -> Any:
+    if names is not None:
+        return eval(compile(ast.Expression(node), "<add_argument>", "eval"), dict(names))
+    if isinstance(node, ast.Name) and node.id in _LITERAL_NAMES:
+        return _LITERAL_NAMES[node.id]
+    return ast.literal_eval(node)
+
+
+def _list_options(signature: Signature) -> str:
+    options = [
+        each.value for call in signature.option_calls for each in call.args[:1] if isinstance(each, ast.Constant)
+    ]
+    return f"its options: {', '.join(map(str, options))}"
