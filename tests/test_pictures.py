@@ -89,14 +89,14 @@ def shown(folder: Path, *words: str, env: dict[str, str] | None = None) -> list[
     return [line[at : at + COLUMNS].rstrip() for line in lines for at in range(0, len(line) or 1, COLUMNS)]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_picture_of_a_failure_is_what_run_prints(tmp_path):
     write_program(tmp_path, "train.py", FAILURE)
     lines = shown(tmp_path, "run", "train.py", "--nproc", "4")
     assert essence(drawn("failure.svg")) == essence(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_stacks(tmp_path):
     write_program(tmp_path, "train.py", STACKS)
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}

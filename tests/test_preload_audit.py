@@ -70,7 +70,7 @@ def test_packages_that_do_one_thing_each(installed):
     assert refused["importer"] == "imports pack.bad, which reads RANK"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(installed):
     installed.install("ours", {"ours/__init__.py": "", "ours/late.py": "try: import absent_thing\nexcept: pass"})
     by_hand = {"modules": {"ours": [], "ours.late": ["Late"]}, "versions": ["0.9"]}
@@ -84,7 +84,7 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(i
     }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_other_versions_have_shown_stays(installed):
     installed.install("ours", {"ours.py": ""})
     there = {
@@ -103,7 +103,7 @@ def test_an_import_that_ends_the_process_is_refused(installed):
     assert installed.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_settings_that_are_changed_together(installed):
     installed.install("as_decimal", {"as_decimal.py": packages.MINDS["as_decimal"][0]})
     installed.install("clean", {"clean.py": "X = [1]"})

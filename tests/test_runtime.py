@@ -27,6 +27,7 @@ def lines(text: str) -> list[str]:
 TWO = ["(0, 0, 2, True, False) device(type='cpu')", "(1, 1, 2, False, False) device(type='cpu')"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", "exec"])
 @pytest.mark.smoke
 def test_under_ddplaunch(run_ddplaunch, tmp_path, start):
@@ -40,6 +41,7 @@ def test_under_torchrun(tmp_path):
     assert lines(done.stdout) == TWO, done.stderr
 
 
+@pytest.mark.ci
 def test_runtime_without_a_launcher(tmp_path):
     done = run_command([sys.executable, write_program(tmp_path, "t.py", SHOWS)], timeout=100)
     assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
@@ -142,6 +144,7 @@ def test_a_failure_of_the_first_rank_reaches_the_others(run_ddplaunch, tmp_path,
     assert "RuntimeError" not in done.stderr.partition("then rank")[0].partition("ddplaunch: rank 0")[2]
 
 
+@pytest.mark.ci
 def test_waiting_for_the_first_rank_has_a_limit_and_is_named(start_ddplaunch, tmp_path):
     body = """
         import time

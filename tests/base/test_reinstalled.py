@@ -68,7 +68,7 @@ def job(tmp_path):
     return start
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_request_to_a_job_whose_package_was_removed_does_not_end_it(job, run_in_fork, tmp_path):
     process = job("--run-id", "removed")
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_a_request_to_a_job_whose_package_was_removed_does_not_end_it(job, run_i
     assert (process.returncode, output.count("the control socket is left out, the job continues")) == (0, 1), output
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_restart_of_a_job_whose_package_was_removed_says_so(job, tmp_path):
     process = job("--max-restarts", "1", "--min-uptime", "0")
     (tmp_path / "go").touch()

@@ -179,7 +179,6 @@ def test_tasks_of_one_machine_are_not_called_nodes(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """torchrun holds the store and coordinates; each ddplaunch below it runs one rank."""
     write_program(tmp_path, "train.py", SCRIPT)
@@ -191,7 +190,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     assert "[1] rank 1 of 2 sum 3" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
     """The inner launcher inherits node rank and world size of the outer job, and ignores them."""
     write_program(
@@ -218,7 +217,7 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
     """Node 0 prints warnings, restarts and the report; other nodes print only what concerns themselves."""
     write_program(

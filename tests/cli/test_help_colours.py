@@ -45,7 +45,7 @@ def test_a_page_is_rendered():
     assert "\x1b[1;32mTitle" in render_page(PAGE, 60, colour=True)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_page_is_rendered():
     for path in _pages().values():
         with open(path, encoding="utf-8") as file:

@@ -328,7 +328,7 @@ def test_a_port_that_is_taken_names_its_holder(refused):
     assert f"(pid {os.getpid()}, " in error
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_backend_that_this_torch_has_not(refused):
     for words in ("--nproc 3", "--nproc 1"):  # from the zygote, and from a fresh interpreter
         error = refused(f"run {words} --backend mpi train.py", real=True)

@@ -23,7 +23,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
 def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
     """The nodes start in either order: the early one waits in torch's own rendezvous, the late one reads variables."""
@@ -52,7 +52,6 @@ def test_control_none_runs_the_ranks_of_one_node(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_node_started_by_hand_with_the_printed_variables(start_ddplaunch, run_in_fork, tmp_path):
     """Its ranks need only the variables that ``--dry-run --json`` prints for that node, and no ddplaunch there."""
     write_program(tmp_path, "train.py", SCRIPT)

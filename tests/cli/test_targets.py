@@ -98,7 +98,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.smoke
 def test_a_function_from_a_tutorial_runs_unchanged(run_ddplaunch, tmp_path):
     """The function chooses a port itself, which the launcher's store must not occupy."""

@@ -321,7 +321,7 @@ BEHIND = (
 """Lines with a word of torchrun's own before the target: all behind it is the program's."""
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_program_gets_what_torchrun_gives_it(run_ddplaunch, torchrun, tmp_path):
     write_program(tmp_path, "train.py", "import sys; open('given', 'a').write(f'{sys.argv[1:]}\\n')\n")
     write_program(tmp_path, "train.sh", '#!/bin/sh\nexec python train.py "$@"\n').chmod(0o755)
@@ -374,7 +374,7 @@ def test_redirects_without_a_folder_name_the_folder_of_logs(run_ddplaunch, tmp_p
     assert "rank 1 prints" in Path(kept, "rank-1.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_same_id_and_folder_again(run_ddplaunch, run_in_fork, tmp_path):
     """A script with a fixed --rdzv-id can be run again."""
     write_program(tmp_path, "train.py", PRINTS)

@@ -29,6 +29,7 @@ def tensors(path: Path) -> list[bytes]:
         return [archive.read(f"{parts[0][0]}/data/{number}") for number in numbers]
 
 
+@pytest.mark.ci
 @requires("tensorboard")
 def test_the_template_learns_and_writes_curves(run_ddplaunch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")

@@ -35,11 +35,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run_by_ddplaunch(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
+@pytest.mark.ci
 def test_trains_as_a_script(trained):
     check_trained(trained, 2)
     assert re.search(r"epoch 8: loss 0\.0[1-9]", trained)
 
 
+@pytest.mark.ci
 def test_trains_as_a_function_with_arguments(run_ddplaunch, trained):
     done = run_ddplaunch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ def read_files() -> dict[str, str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
     files = read_files()
     assert {*files} == {"feature", "node", "rank/greeting", "request", "command"}

@@ -42,7 +42,7 @@ def install(folder: Path, name: str, entry: str, **files: str) -> dict[str, str]
     return {"PYTHONPATH": str(site), "XDG_STATE_HOME": str(folder / "state")}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_scheduler_of_the_page_works(tmp_path: Path):
     files = dict(re.findall(r"```python\n# (siteq/\w+\.py): [^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL))
     assert {*files} == {"siteq/feature.py", "siteq/scheduler.py"}

@@ -60,7 +60,7 @@ except ImportError:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("program", "mode", "seconds", "grace", "cleaned"),
     [(PROGRAM, (), "600", "0.5", False), (WITHOUT_GROUP, LIGHT, "2", "30", True)],
@@ -77,7 +77,7 @@ def test_a_long_finally_does_not_hide_its_exception(run_ddplaunch, tmp_path, pro
     assert ("[0] cleaned up" in done.stdout) is cleaned
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_caught_exception_is_not_the_cause(run_ddplaunch, tmp_path):
     """A rank in the handler of an exception is stopped like any other."""
     done = run_ddplaunch("run", "--nproc", "2", "--grace", "600", write_program(tmp_path, "train.py", CAUGHT))

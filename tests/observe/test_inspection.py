@@ -143,7 +143,7 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
     job.assert_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("what", "mode"), [pytest.param("sleep", (), marks=pytest.mark.smoke), ("before", EXEC)])
 def test_a_hang_is_reported_when_the_job_is_stopped(start_ddplaunch, run_in_fork, tmp_path, found, what, mode):
     """It is reported also in init_process_group, which torch does not record, and the stacks are saved."""
@@ -350,6 +350,7 @@ def functions(rank, *, own: bool = True) -> list[list[str]]:
     return [[frame["function"] for frame in each["frames"] if frame["own"] or not own] for each in threads]
 
 
+@pytest.mark.ci
 def test_threads_of_a_rank(inspected):
     rank = inspected.ranks["threads"]
     main, other = functions(rank, own=False)
@@ -502,7 +503,7 @@ def test_an_inspection_waits_for_the_exit_code_of_a_rank(start_ddplaunch, tmp_pa
     assert [(rank["condition"], rank["code"]) for rank in json.loads(asking.stdout())["ranks"]][1] == ("exited", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_rank_that_others_waited_for_is_the_culprit(run_ddplaunch, tmp_path):
     """It ends early in the first attempt; in the second the others wait until their timeout."""
     text = """

@@ -33,7 +33,7 @@ CALLS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_dumps_of_a_program_that_calls_and_returns_all_the_time(start_ddplaunch, tmp_path):
     job = start_ddplaunch("run", *FORKED, "--nproc", "1", write_program(tmp_path, "train.py", CALLS))
     job.wait_for("is there")

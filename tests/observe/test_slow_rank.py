@@ -61,6 +61,7 @@ def run(start_ddplaunch, tmp_path):
     return launch
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "how",
     [
@@ -83,6 +84,7 @@ def test_the_slow_rank_is_named(run, how, tmp_path):
     assert waited > 50
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("long", "options"), [(60.0, ()), (0.5, ("--no-inspect",))], ids=["short", "no inspect"])
 def test_a_short_run_and_one_without_inspection_have_no_report(run, long, options):
     assert run("1", "0.03", "20", long=long, options=options) == ""
@@ -149,6 +151,7 @@ while True:
 """
 
 
+@pytest.mark.ci
 def test_a_running_job_names_its_slow_rank(start_ddplaunch, tmp_path, runtime_dir):
     write_program(tmp_path, "forever.py", FOREVER)
     job = start_ddplaunch("run", "--run-id", "demo", "--nproc", "2", "--grace", "1", "forever.py")

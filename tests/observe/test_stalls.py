@@ -39,6 +39,7 @@ CULPRITS = {
 }
 
 
+@pytest.mark.ci
 def test_each_stalled_attempt_is_stopped_and_its_culprit_reported(run_ddplaunch, tmp_path, elsewhere):
     """The job stalls in another way in each attempt, until no restart is left."""
     restarts = len(CULPRITS) - 1
@@ -73,6 +74,7 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("state")
 def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, run_in_fork, tmp_path):
     """It is reported again when ranks have moved and stall again, also to --notify; stalled time is not effective."""
@@ -109,6 +111,7 @@ def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
     assert (done.returncode, done.stderr) == (0, expected)
 
 
+@pytest.mark.ci
 def test_a_culprit_on_another_node_is_reported(start_ddplaunch):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("run", *SOON, "--nnodes", "2", *address)

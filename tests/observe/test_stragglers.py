@@ -65,6 +65,7 @@ def test_the_straggler_timeout_ends_the_job(run_ddplaunch, tmp_path):
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("nproc", ["2", pytest.param("1", marks=pytest.mark.ci)], ids=["beside another", "alone"])
 def test_a_straggler_on_another_node_is_named_with_its_host_and_ended(start_ddplaunch, tmp_path, nproc):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))

@@ -261,7 +261,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_stacks_of_children_that_are_new_interpreters(start_ddplaunch, run_in_fork, tmp_path, method):
     nap = f"train.py:{next(n for n, line in enumerate(NEW_INTERPRETERS.splitlines()) if line.endswith('# nap'))}"
@@ -338,7 +338,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_inspection_does_not_end_a_wait_for_a_signal(start_ddplaunch, run_in_fork, tmp_path):
     """A signal of ours would. Without a process group nothing but a signal shows where the rank is."""
     pause = f"train.py:{next(n for n, line in enumerate(PAUSES.splitlines()) if line.endswith('# pause'))}"

@@ -22,7 +22,7 @@ def test_every_variable_of_ours_is_listed():
     assert found == read_variables("ddplaunch's own")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_other_variable_in_the_source_is_listed():
     listed = set(re.findall(r"`(\w+)`", read_section("### What is read of clusters")))
     for heading in ("ddplaunch's own", "What every rank gets", "What ranks get in some jobs", "What ddplaunch reads"):

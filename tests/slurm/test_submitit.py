@@ -70,7 +70,7 @@ def test_a_failure_is_submitits(standing_slurm, tmp_path):
     assert "rank 1 exited with code 7" in errors(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_on_this_machine(tmp_path):
     write_program(tmp_path, "driver.py", DRIVER)
     write_program(
@@ -101,7 +101,7 @@ WARNS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_that_finishes_after_the_warning_is_not_requeued(tmp_path):
     write_program(tmp_path, "driver.py", WARNS)
     wait = "while not os.path.exists('gate'):\n    time.sleep(0.05)\n"

@@ -83,6 +83,7 @@ def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
     return begun.returncode, output
 
 
+@pytest.mark.ci
 @workers
 def test_a_test_that_passes_alone_is_shown_with_its_first_error(checks, workers, tmp_path):
     write_program(tmp_path, "checks/conftest.py", "import pytest\n@pytest.fixture\ndef number2():\n    return 2\n")
@@ -95,6 +96,7 @@ def test_a_test_that_passes_alone_is_shown_with_its_first_error(checks, workers,
     assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
 
 
+@pytest.mark.ci
 @workers
 def test_a_test_that_fails_twice_fails_the_run(checks, workers):
     code, output = run(checks(FLAKY.format(flaky=0, broken=1), *workers))
@@ -103,6 +105,7 @@ def test_a_test_that_fails_twice_fails_the_run(checks, workers):
     assert output.count("E       KeyError") == 1
 
 
+@pytest.mark.ci
 @workers
 def test_two_tests_that_fail_once_fail_the_run_and_are_not_repeated(checks, workers):
     code, output = run(checks(FLAKY.format(flaky=2, broken=0), *workers))
@@ -163,6 +166,7 @@ def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, w
     assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 300 s.*\n", output)
 
 
+@pytest.mark.ci
 def test_a_run_over_its_budget_says_so(checks):
     _, output = run(checks(SUMMARIZED, "checks", "--budget", "0.001"))
     assert "2 passed, 3 skipped" in output
@@ -190,6 +194,7 @@ def machine_is_as_before(folder: Path) -> None:
     assert [line for line in list_leftovers(lambda variable: str(machine) in variable).values()] == []
 
 
+@pytest.mark.ci
 @workers
 def test_a_process_that_a_test_leaves_is_named_and_fails_the_run(checks, workers, tmp_path):
     code, output = run(checks(LEAVES.format(then=""), *workers))

@@ -69,7 +69,7 @@ def nodes(start_ddplaunch, tmp_path):
     return lambda nnodes, *options: Nodes(start_ddplaunch, tmp_path, nnodes, *options)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_nodes_of_any_size_join_in_any_order(nodes):
     job = nodes(3)
     launchers = {node: job.start(node, *(("--nproc", "3") if node == 0 else ())) for node in (2, 1, 0)}
@@ -102,7 +102,7 @@ BY_MPIRUN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_wait_for_nodes_is_shown_later_under_a_cluster(start_ddplaunch, tmp_path):
     """Some are up seconds before the others."""
     assert QUIET_WAIT_S == 5
@@ -194,7 +194,7 @@ def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
     assert "--allow-mismatch" in first.stderr()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_launchers_with_a_wrong_token_are_refused(nodes):
     """The job waits on, and the right launcher joins later. The token itself is never sent."""
     job = nodes(2)
@@ -298,7 +298,7 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """A spare that takes the place of a lost node is in it too, where nodes share the home directory."""
     write_program(tmp_path, "waits.py", WAITS_FOR_GATE)

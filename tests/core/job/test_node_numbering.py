@@ -59,7 +59,7 @@ def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
     claimed.close()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.smoke
 def test_nodes_without_ranks_train_together(start_ddplaunch, tmp_path):
     """Nodes of different size, which start with the variables that Kubeflow gives an elastic PyTorchJob."""

@@ -16,6 +16,7 @@ from tests.start_modes import EXEC, FORKED, LIGHT, WARM
 FAILS = PROGRAMS / "fails.py"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("how", "mode"),
     [

@@ -132,7 +132,7 @@ def test_a_preemption_notice_by_a_signal_without_a_name():
     assert note.text.startswith("preempted by signal 40 on node 1 (n1): ranks have")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_long_texts_of_a_node_are_cut(started):
     """Each of its ranks may fail once in an attempt, and texts are cut on arrival."""
     launcher, peer = started(node_spec=make_node_spec(1, ranks=25))

@@ -73,7 +73,7 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
     assert "Traceback" not in job.stderr()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_refused_node_without_the_token_does_not_end_the_job(step):
     """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
@@ -83,7 +83,7 @@ def test_a_refused_node_without_the_token_does_not_end_the_job(step):
     assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_refused_node_that_a_user_started_may_be_started_again(start_ddplaunch, tmp_path):
     """Where users start the nodes one by one, a wrong option on one does not end the job."""
     write_program(tmp_path, "hello.py", "print('hello')")

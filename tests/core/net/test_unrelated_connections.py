@@ -51,7 +51,7 @@ def test_unrelated_connections_leave_files_for_nodes_and_ranks(monkeypatch):
         peer.close()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_refused_connections_are_closed(start_ddplaunch, tmp_path):
     """Those without the token before the job starts, and those that come when it runs."""
     write_program(tmp_path, "waits.py", WAITS)
@@ -87,7 +87,7 @@ FAILS_ONCE = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_unrelated_connections_do_not_use_up_descriptors(start_ddplaunch, tmp_path):
     write_program(tmp_path, "once.py", FAILS_ONCE)
     job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1", "--max-restarts", "1", "--log-dir", "logs")

@@ -43,7 +43,7 @@ def test_a_failed_job_is_stopped_and_reported_without_pidfds(tmp_path, without_p
     assert "rank 1 failed with ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
     program = str(write_program(tmp_path, "ends.py", "import os\nassert os.environ['RANK']\n"))
     for words in (["--nproc", "1", program], ["--nproc", "2", "--start", "exec", program], ["--no-python", "true"]):
@@ -135,7 +135,7 @@ class ShellWithout(Shell):
         return f"{shlex.join(without('ENOSYS', *PIDFDS))} {super().launch(*words)}"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_warm_runs_without_pidfds(tmp_path):
     shell = ShellWithout(tmp_path)
     try:

@@ -188,7 +188,7 @@ step()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_abort_of_gloo(run_ddplaunch, tmp_path):
     """Its sentence is in the headline; both ranks are named with their collectives."""
     write_program(tmp_path, "train.py", MISMATCH)

@@ -100,7 +100,7 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_p
     assert "then rank 1" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_hints_for_stdin_and_for_another_environment(run_ddplaunch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
@@ -126,7 +126,7 @@ def test_an_empty_name_is_refused_and_a_negative_number_matches_nothing(monkeypa
         run_index.find_run("-1")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
 def test_control_characters_of_the_host_name_are_escaped(tmp_path):
     """The record of the run can still be read."""

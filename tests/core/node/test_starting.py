@@ -59,7 +59,6 @@ def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_pa
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_thousand_ranks(run_ddplaunch):
     done = run_ddplaunch("run", *PROGRAM, "--nproc", "1000", "/bin/true")
     assert (done.returncode, done.stderr) == (0, "")
@@ -234,7 +233,7 @@ def test_too_many_processes(tmp_path, pids_group, most, restarts):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 def test_arguments_and_variables_of_hundreds_of_kilobytes(run_ddplaunch, tmp_path, mode):
     """They arrive as with plain Python: only a single word has a limit, 128 KiB."""

@@ -545,7 +545,7 @@ def test_a_signal_to_every_process_reaches_ranks_once(start_ddplaunch, tmp_path)
     assert count(job.stdout(), *sent) == [4, 2, 2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_signal_for_the_ranks_of_all_nodes(start_ddplaunch, tmp_path):
     """Each rank gets it once: from its own node, another node, both, or as one of all processes of a node."""
     write_program(tmp_path, "t.py", ALL_CATCH)

@@ -89,7 +89,7 @@ def test_an_address_of_another_machine(address):
         ReservedPort(address, 0, nnodes=1)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     """They find it at an address of IPv6 too."""
@@ -112,7 +112,7 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     assert done.stdout.count("met 2 at ::1\n") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_file_as_init_method(run_ddplaunch, tmp_path):
     """--backend and --init-method: the group is there before the target runs and gone after; the file is removed."""
     script = write_program(
@@ -130,7 +130,7 @@ def test_a_file_as_init_method(run_ddplaunch, tmp_path):
     assert (done.returncode, done.stdout.count("gloo 2"), file.exists()) == (0, 2, False), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_port_of_the_script_itself(run_ddplaunch, tmp_path):
     """Rank 0 opens the store there, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client.
 
@@ -166,7 +166,7 @@ def test_a_port_of_the_script_itself(run_ddplaunch, tmp_path):
 LEAVES = PROGRAMS / "leaves.py"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch):
     """Rank 0 ends by os._exit while the others still make groups; before that an attempt failed."""
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", "2", "--nproc", "2")
@@ -180,7 +180,7 @@ def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch):
         job.assert_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_that_replaces_itself_and_runs_the_program_as_its_child(run_ddplaunch):
     """Rank 0 does, by execve; the other rank is an ordinary one."""
     done = run_ddplaunch("run", "--nproc", "2", str(LEAVES), "wrap")
@@ -194,7 +194,7 @@ def test_a_dry_run_shows_who_opens_the_store(run_in_fork, tmp_path):
         assert f'"TORCHELASTIC_USE_AGENT_STORE": "{expected}"' in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_store_that_is_killed_ends_the_attempt(start_ddplaunch, tmp_path):
     """As when a zygote is killed. If the launcher is killed, the store ends too."""
     script = write_program(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
@@ -246,7 +246,7 @@ def test_no_other_program_takes_the_port_while_nodes_are_waited_for(start_ddplau
     assert job.wait() == 143
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_last_rank_of_an_elastic_job_has_a_new_store_too(start_ddplaunch, tmp_path):
     script = write_program(
         tmp_path,

@@ -44,6 +44,7 @@ def ours(job) -> list[str]:
     return [line for line in job.stderr().splitlines() if line.startswith("ddplaunch: ") and "openmpi" not in line]
 
 
+@pytest.mark.ci
 def test_the_failure_report_is_shown_once(nodes, tmp_path):
     with (tmp_path / "gate").open("w"):  # stays open: a rank may print before it opens its end
         assert [node.wait() for node in nodes] == [1, 1]
@@ -55,6 +56,7 @@ def test_the_failure_report_is_shown_once(nodes, tmp_path):
     assert (tmp_path / "logs/a/node-1/failure.json").exists(), "its own files have all of it"
 
 
+@pytest.mark.ci
 def test_ctrl_c_on_all_nodes_is_reported_once(nodes):
     for node in nodes:
         node.process.send_signal(signal.SIGINT)
@@ -62,6 +64,7 @@ def test_ctrl_c_on_all_nodes_is_reported_once(nodes):
     assert sum("Ctrl-C again" in node.stderr() for node in nodes) == 1
 
 
+@pytest.mark.ci
 def test_a_node_without_node_0_reports_itself(nodes):
     nodes[0].process.kill()
     assert nodes[1].wait() == 69

@@ -210,7 +210,7 @@ meet()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_secondary_failures_have_one_line_each_in_a_terminal(run_ddplaunch, start_in_terminal, tmp_path):
     """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
     write_program(tmp_path, "train.py", FALLS)

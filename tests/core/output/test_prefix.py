@@ -83,7 +83,7 @@ SHOWS_ROW = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_in_a_terminal_it_has_the_colour_of_the_rank(start_in_terminal, tmp_path):
     script, seen = write_program(tmp_path, "train.py", SHOWS_ROW), tmp_path / "seen"
 

@@ -97,7 +97,7 @@ print("end", rank, flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")], ids=["memory", "files"])
 def test_logs_since(start_ddplaunch, run_in_fork, tmp_path, runtime_dir, words):
     """Lines of all attempts while the job runs; afterwards of the stored output."""

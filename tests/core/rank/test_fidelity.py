@@ -128,6 +128,7 @@ FIELDS = (
 )  # fmt: skip
 
 
+@pytest.mark.ci
 def test_a_rank_sees_what_a_plain_program_sees(tmp_path: Path) -> None:
     """It has imported torch; rank 0 sees the same as every other, as the store is another process."""
     inherited = os.open(os.devnull, os.O_RDONLY)
@@ -224,6 +225,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scene", SCENES)
 def test_environment_signals_and_limits_reach_the_program(scene: str, stage: Path) -> None:
     plain = SCENES[scene].plain(stage)
@@ -339,6 +341,7 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_command([sys.executable, "-c", script, *words], folder, timeout=100)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("start", "how"), [("zygote", "forked"), ("forked", "forked"), ("exec", "fresh")])
 def test_files_next_to_the_script_precede_modules_of_the_launcher(start: str, how: str, tmp_path: Path) -> None:
     for name in SHADOWS:
@@ -407,6 +410,7 @@ FEATURES = (
 )
 
 
+@pytest.mark.ci
 def test_language_features_work_in_ranks(tmp_path: Path) -> None:
     scene = Scene((str(PROGRAMS / "features.py"),))
     plain = scene.plain(tmp_path)
@@ -430,6 +434,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
     """Threads, loaders and collectives work after a fork, and chance differs from rank to rank.
@@ -460,6 +465,7 @@ DIFFERS = {  # a plain program, a fork, a rank that is started by itself
 """docs/fidelity.md says so: change both."""
 
 
+@pytest.mark.ci
 def test_what_differs_is_documented(tmp_path: Path) -> None:
     write_program(
         tmp_path,

@@ -86,7 +86,7 @@ sys.exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [("--start", "zygote"), EXEC], ids=["zygote", "exec"])
 def test_ends_of_programs_with_ddp(run_ddplaunch, tmp_path, mode):
     path = write_program(tmp_path, "ends", PROGRAM)

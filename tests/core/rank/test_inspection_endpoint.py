@@ -64,6 +64,7 @@ late = Late()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("how", "ended_by"),
     [
@@ -77,6 +78,7 @@ def test_after_the_first_init_process_group_only_a_thread_is_left(run_ddplaunch,
     assert printed == ["0", "False", "1", "True", "['function']", "[]", "1", ended_by]
 
 
+@pytest.mark.ci
 def test_forks_of_the_program_have_no_endpoint_thread(run_ddplaunch, tmp_path):
     """A fork that calls init_process_group first has none: its replies would be taken for the rank's.
 

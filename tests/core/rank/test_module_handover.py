@@ -213,6 +213,7 @@ def test_a_program_that_did_not_fit_is_remembered_until_it_changes(tmp_path, mon
     assert find_mismatch(str(program)) is None
 
 
+@pytest.mark.ci
 def test_the_next_run_of_a_program_does_not_preload_what_did_not_fit(run_ddplaunch, tmp_path):
     write_program(tmp_path, "helper.py", "import os\nexec(\"os.environ['OMP_NUM_THREADS'] = '2'\")\n")
     write_program(tmp_path, "train.py", "import os, helper\nimport torch\nprint(torch.get_num_threads())\n")
@@ -284,6 +285,7 @@ main()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", ["nothing", "a variable", "a replaced function"])
 def test_wrong_hints_cost_time_only(folder, case):
     """The source of the program is said to import much, and to set variables to other values than it does."""

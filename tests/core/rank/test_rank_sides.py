@@ -44,7 +44,7 @@ class Side:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("how", [pytest.param(FORKED, id="fork"), pytest.param(EXEC, id="exec")])
 def test_a_side_that_raises_is_reported_and_the_program_goes_on(how: tuple[str, ...], tmp_path: Path):
     package = copy_package(tmp_path)
@@ -80,7 +80,7 @@ class Side:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_request_that_arrives_while_modules_are_hidden_changes_no_import(tmp_path: Path):
     """The handler needs ``_socket``, which must not become the program's."""
     package = copy_package(tmp_path)

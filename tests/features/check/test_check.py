@@ -57,7 +57,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     write_program(tmp_path, "train.py", FAILS_ONCE)
@@ -165,7 +165,7 @@ def test_too_little_free_space_ends_the_job(start_ddplaunch, tmp_path, small, wh
     assert job.stderr().splitlines()[0] == "Error: " + expected.format(**folders)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("nnodes", "bad"), [("2", 1), ("1:2", 0), ("1:2", 1)])
 def test_a_node_that_lacks_something(start_ddplaunch, tmp_path, small, nnodes, bad):
     """The job ends before a rank starts, unless it is elastic and may go on without this node."""

@@ -132,6 +132,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(debug_terminal, tmp_path)
         each.close()
 
 
+@pytest.mark.ci
 def test_a_client_that_ends_lets_the_ranks_run(debug_job, debug_terminal):
     job = debug_job(STEPS, "0", "1")
     expected = f"is at a breakpoint: train.py:{AT}, in step; attach with `ddplaunch debug demo`"
@@ -162,6 +163,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
     assert "with --debug the rank waits " in done.stderr
 
 
+@pytest.mark.ci
 def test_a_rank_resumes_after_the_debug_timeout(debug_job):
     """The rank resumes after --debug-timeout; until then neither --timeout nor --straggler-timeout counts."""
     seconds = round(scaled_timeout(2))
@@ -172,6 +174,7 @@ def test_a_rank_resumes_after_the_debug_timeout(debug_job):
     assert job.stderr().count("is at a breakpoint") == 1
 
 
+@pytest.mark.ci
 def test_a_running_rank_stops_at_its_next_line(debug_job, tmp_path):
     job = debug_job(LOOPS)
     job.wait_for("up", 2)
@@ -265,6 +268,7 @@ if os.environ["RANK"] == "1":
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
 def test_every_way_to_stop_opens_the_prompt(debug_job, tmp_path, how):
     """Every way to stop works, and PYTHONBREAKPOINT=0 turns breakpoints off."""
@@ -321,6 +325,7 @@ def test_a_failure_of_another_rank_ends_the_prompt(debug_terminal, tmp_path):
     assert any("rank 0 failed" in row for row in each.history)
 
 
+@pytest.mark.ci
 def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
     write_program(tmp_path, "train.py", STEPS)
     each = debug_terminal("run", "--run-id", "demo", *LIGHT, "--nproc", "2", "train.py", "1")
@@ -332,6 +337,7 @@ def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
     assert each.is_restored
 
 
+@pytest.mark.ci
 def test_interact_and_what_has_no_end(debug_terminal, tmp_path):
     write_program(tmp_path, "train.py", STEPS)
     each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1", columns=100)
@@ -349,6 +355,7 @@ def test_interact_and_what_has_no_end(debug_terminal, tmp_path):
     assert sum(row.count("x") for row in each.history) >= 100_000
 
 
+@pytest.mark.ci
 def test_a_fork_while_stepping_is_left_alone(debug_job, tmp_path):
     forks = """
         import os
@@ -376,6 +383,7 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(debug_terminal, tmp_path):
     assert each.end() == 1
 
 
+@pytest.mark.ci
 def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
     """debugpy can run ddplaunch as the module of an entry in launch.json."""
     write_program(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")

@@ -74,6 +74,7 @@ if os.environ["RANK"] == "1":
 """
 
 
+@pytest.mark.ci
 def test_a_breakpoint_in_an_evaluated_expression(debug_job, tmp_path):
     """pdb ignores it, as without ddplaunch, except in its command `debug`, where it has a prompt of its own."""
     job = debug_job(NESTED, how=EXEC)
@@ -87,6 +88,7 @@ def test_a_breakpoint_in_an_evaluated_expression(debug_job, tmp_path):
     assert job.stdout().count("loss 6") == 2
 
 
+@pytest.mark.ci
 def test_a_breakpoint_in_an_expression_evaluated_after_a_failure(debug_job, tmp_path):
     program = NESTED.replace("    breakpoint()\n    return loss", "    return loss")
     job = debug_job(program, options=("--post-mortem",), env={"FAILS": "1"})
@@ -115,6 +117,7 @@ def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
         yield client
 
 
+@pytest.mark.ci
 def test_time_limits_count_again_after_a_client_is_killed_while_a_rank_steps(debug_job, debug_terminal):
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(1.5):.1f}"))
     each = debug_terminal("debug", "demo")
@@ -137,6 +140,7 @@ def test_time_limits_count_again_after_a_client_leaves_as_a_rank_begins_to_step(
     assert "expired" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_step_whose_client_left_does_not_stop(debug_job, tmp_path):
     job = debug_job(WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n")
     client = TerminalEmulator(ddplaunch_command("debug", "demo"), tmp_path)
@@ -150,6 +154,7 @@ def test_a_step_whose_client_left_does_not_stop(debug_job, tmp_path):
     assert job.stderr().count("is at a breakpoint") == 1
 
 
+@pytest.mark.ci
 def test_a_busy_rank_can_be_stopped_again_after_its_client_left(debug_job, tmp_path):
     """The next client waits for the stop, although its input has ended."""
     job = debug_job(WORKS)
@@ -175,6 +180,7 @@ def test_a_busy_rank_can_be_stopped_again_after_its_client_left(debug_job, tmp_p
     assert job.wait() == 0, job.stderr()
 
 
+@pytest.mark.ci
 def test_a_rank_in_a_long_call_stops_in_its_own_code_when_that_returns(debug_job, tmp_path):
     """It does not stop in the signal handlers of an inspection, or of a second client."""
     os.mkfifo(tmp_path / "fifo")
@@ -202,6 +208,7 @@ def test_a_rank_in_a_long_call_stops_in_its_own_code_when_that_returns(debug_job
     assert job.wait() == 0
 
 
+@pytest.mark.ci
 def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
     """A read of the terminal may end within a character."""
     job = debug_job(STEPS, "1")
@@ -221,6 +228,7 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_termin
     assert job.wait() == 0
 
 
+@pytest.mark.ci
 def test_odd_output_and_file_names(debug_job, tmp_path):
     """The program prints before the prompt, and its file name is not UTF-8."""
     (tmp_path / "other.py").write_text("import os\nexec(compile('def stop():\\n breakpoint()\\n return 1\\n', "
@@ -234,6 +242,7 @@ def test_odd_output_and_file_names(debug_job, tmp_path):
     assert "is at a breakpoint: o" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
     """Programs check whether IPython is loaded, and ``python -m pdb`` reads the source of pdb."""
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:  # all its modules have one loader
@@ -291,6 +300,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.ci
 def test_hostile_clients_are_dropped_and_do_not_delay_others(debug_job, tmp_path):
     """The ranks resume after each client, other requests are answered, and the launcher's memory stays bounded."""
     job = debug_job(
@@ -325,6 +335,7 @@ def test_hostile_clients_are_dropped_and_do_not_delay_others(debug_job, tmp_path
     assert "Traceback" not in job.stderr()
 
 
+@pytest.mark.ci
 def test_two_clients_at_once(debug_job, debug_terminal):
     """The last client has the prompt; after it leaves, the first has it at the next stop."""
     job = debug_job(STEPS.replace("range(2)", "range(3)"), "1")
@@ -343,6 +354,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
     assert not any("p 1" in row for row in second.history)
 
 
+@pytest.mark.ci
 def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_path):
     """The job does not wait for the client, which gets all of it once it is continued."""
     job = debug_job(STEPS, "1")
@@ -386,6 +398,7 @@ def test_no_process_is_left_when_a_launcher_is_killed_at_a_breakpoint(debug_job)
     client.stdout.close()
 
 
+@pytest.mark.ci
 def test_a_rank_killed_at_a_breakpoint_and_its_restart(debug_job, tmp_path):
     job = debug_job(STEPS, "0", "1", options=("--debug", "--max-restarts", "1", "--grace", "1"))
     wait_for_stops(job, 2)
@@ -399,6 +412,7 @@ def test_a_rank_killed_at_a_breakpoint_and_its_restart(debug_job, tmp_path):
     job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_a_rank_of_another_node_is_refused_with_the_command_to_use(start_ddplaunch, tmp_path, runtime_dir):
     """A launcher other than node 0's knows only its own ranks, whose numbers do not start at 0."""
     write_program(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")

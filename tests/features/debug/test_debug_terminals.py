@@ -53,6 +53,7 @@ def home(tmp_path, monkeypatch):
 IPDB = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
 
 
+@pytest.mark.ci
 def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
     """The terminal shows the output of ipdb; that of the program stays in the rank's log."""
     write_program(tmp_path, "train.py", STEPS.format("breakpoint() if n == 0 else __import__('ipdb').set_trace()"))
@@ -75,6 +76,7 @@ def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
     assert "[1] done False False" in each.history
 
 
+@pytest.mark.ci
 def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
     write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
     each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1", env=IPDB)
@@ -86,6 +88,7 @@ def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
     assert each.is_restored
 
 
+@pytest.mark.ci
 def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
     each = debug_terminal("run", *LIGHT, "--nproc", "3", "train.py", "1", "2", env=IPDB)
@@ -114,6 +117,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     assert sum("step 1 9" in row for row in each.history) >= 1
 
 
+@pytest.mark.ci
 def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_terminal, home):
     """The rank resumes when the client ends, although pudb ignores the end of its terminal."""
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
@@ -132,6 +136,7 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
     assert "done False False" in job.stdout()
 
 
+@pytest.mark.ci
 def test_a_program_that_has_all_keys_can_be_left_while_the_launcher_is_suspended(debug_job, debug_terminal, home):
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
     each = debug_terminal("debug", "demo")
@@ -182,6 +187,7 @@ def test_of_keys_that_a_rank_does_not_read_only_so_many_are_kept(monkeypatch):
     terminal.close()
 
 
+@pytest.mark.ci
 def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, monkeypatch):
     monkeypatch.delenv("TERM", raising=False)
     asks = "import IPython; IPython.embed(); print('on, TERM' if 'TERM' in os.environ else 'on, none', flush=True)"
@@ -200,6 +206,7 @@ def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, mo
     assert "really" not in job.stdout() + job.stderr()
 
 
+@pytest.mark.ci
 def test_an_external_debugger_without_terminal_and_client(debug_job, home, tmp_path):
     job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
     wait_for_stops(job, 2)
@@ -213,6 +220,7 @@ def test_an_external_debugger_without_terminal_and_client(debug_job, home, tmp_p
     job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_nothing_stays_of_a_terminal_when_launcher_or_rank_is_killed(debug_job, home):
     for killed in ("rank", "launcher"):
         job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)

@@ -15,6 +15,7 @@ from tests.conftest import free_port
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.ci
 def test_a_device_and_each_collective_over_both_families_of_addresses(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     handler: Any = RequestHandler(by_hand=False)

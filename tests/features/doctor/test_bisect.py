@@ -85,7 +85,7 @@ sleep 600
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ctrl_c_prints_the_bad_hosts_found_so_far_and_kills_the_command(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")

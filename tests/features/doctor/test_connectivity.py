@@ -154,7 +154,7 @@ def test_an_error_without_a_text_is_named_by_its_class(monkeypatch):
         manual_rendezvous.join(HERE, 1, 1, 2, None, 0.0, list[str]().append)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_two_nodes_on_one_machine_that_a_user_starts(start_ddplaunch, tmp_path):
     write_program(tmp_path / "modules", "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     words = ("--nnodes", "2", "--master-addr", HERE, "--master-port", str(free_port()), "--json")

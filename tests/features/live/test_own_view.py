@@ -34,7 +34,7 @@ def frames(each: TerminalEmulator) -> list[str]:
     return [row for row in each.history if FRAME.match(row)]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_footer_stays_below_the_log(start_view):
     each = start_view("--nproc", "3", "chats.py", "200")
     each.until(lambda each: any("line 50 of rank 0" in row for row in each.history) and each.shows_frame)
@@ -48,7 +48,7 @@ def test_the_footer_stays_below_the_log(start_view):
         assert mine == [f"[{rank}] line {n} of rank {rank} {'x' * (n % 40)}".rstrip() for n in range(200)]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     each = start_view("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
     # Not a whole frame: where what is read lags behind what is printed, each read may end between lines and frame.
@@ -123,7 +123,7 @@ def test_ctrl_c_before_the_first_frame(start_view):
     assert each.is_restored
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_full_screen_and_back(start_view):
     each = start_view("--nproc", "2", "chats.py", "250")
     each.until(lambda each: each.shows_frame)
@@ -213,7 +213,7 @@ def test_options_that_the_view_does_not_work_with(run_in_fork, tmp_path, words, 
     assert_refused(run_in_fork("run", "--ui", *words.split(), "chats.py"), conflict("--ui", other))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_view_says_which_ranks_wait_for_which(start_view, tmp_path):
     write_program(
         tmp_path,
@@ -247,7 +247,6 @@ def test_the_view_says_which_ranks_wait_for_which(start_view, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_view_names_a_slow_rank(start_view, tmp_path):
     write_program(
         tmp_path,

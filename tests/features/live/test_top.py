@@ -63,7 +63,7 @@ while time.monotonic() < until:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_keys_for_the_debugger_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
@@ -89,7 +89,7 @@ def test_keys_for_the_debugger_and_a_profile(start_ddplaunch, tmp_path, runtime_
     mine.assert_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @without_gpus
 def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fork):
     mine = job("mine")
@@ -126,7 +126,7 @@ def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fo
     assert (mine.process.poll(), mine.stderr()) == (None, "")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_keys_show_pages_in_place_of_the_table(job, top):
     mine = job("keys")
     each = top("keys")
@@ -161,7 +161,7 @@ def test_keys_show_pages_in_place_of_the_table(job, top):
     assert left.count("ended, exit code 130") == 2, "in the last frame too"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_stopped_rank_and_a_suspended_launcher(job, top):
     mine = job("stops", STOPS + WAITS)
     each = top("stops")
@@ -219,7 +219,7 @@ def test_a_dropped_connection_is_opened_again(tmp_path):
     assert (answers, ends) == ([], ["lost"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
     """The launcher is idle after a viewer has ended by a signal, by SIGKILL or with its terminal."""
     mine = job("viewed", WAITS, 2, "--no-history")  # without samples for its history
@@ -251,7 +251,7 @@ def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
     wait_until_idle(mine.process.pid)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_list_of_jobs(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 1, "--no-history")  # the history may be written to in another order

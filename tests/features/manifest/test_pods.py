@@ -124,7 +124,7 @@ def test_a_pod_of_an_elastic_job_finds_its_node_rank(job, dry_run):
     assert plan["facts"][0]["value"] == "2 to 3, planned for 3"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pod_alone(job, dry_run, tmp_path):
     (pod,) = job()
     plan = dry_run(pod)
@@ -175,7 +175,6 @@ def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_two_pods_meet_though_the_name_comes_late(cluster):
     """Two pods join, though node 1 starts before node 0 has a name, and node 0 while its name is an earlier pod's.
 
@@ -196,7 +195,6 @@ def test_two_pods_meet_though_the_name_comes_late(cluster):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
     """A node 0 without a name ends the pod with 69, after which the Job starts it again."""
     two = cluster("--join-timeout", "2")
@@ -208,7 +206,6 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
     """An elastic job that runs without its third pod ends with 143 when a pod is deleted."""
     waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")

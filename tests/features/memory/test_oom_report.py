@@ -121,7 +121,7 @@ def test_oom_report_is_refused_without_cuda(run_in_fork, tmp_path):
     assert_refused(run_in_fork("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_stand_in_has_the_names_of_torch():
     """The names are those of torch/cuda/__init__.py of torch 2.13."""
     import torch

@@ -46,6 +46,7 @@ def pids(folder):
     return {rank: int((folder / f"pid-{rank}").read_text()) for rank in range(3)}
 
 
+@pytest.mark.ci
 def test_a_stopped_job(run_ddplaunch, tmp_path):
     """Dumps, stacks and the report of the RAS service are in the log folder; what it says is compared with ours."""
     program = write_program(tmp_path, "hang.py", PROGRAM)
@@ -70,6 +71,7 @@ def test_a_stopped_job(run_ddplaunch, tmp_path):
     assert text.endswith(f"{sentence}\n")
 
 
+@pytest.mark.ci
 def test_a_reported_job_with_dumps_of_nccl(start_ddplaunch, tmp_path, monkeypatch):
     """The job goes on; the history has what was kept, which torch's own analyzer reads."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -87,6 +89,7 @@ def test_a_reported_job_with_dumps_of_nccl(start_ddplaunch, tmp_path, monkeypatc
     assert "all_reduce" in found.stdout + found.stderr, found
 
 
+@pytest.mark.ci
 def test_nothing_is_kept_without_a_folder(run_ddplaunch, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     program = write_program(tmp_path, "hang.py", PROGRAM)

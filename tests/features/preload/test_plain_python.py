@@ -88,6 +88,7 @@ def test_output_equals_that_of_plain_python(run_ddplaunch, installed, tmp_path, 
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
+@pytest.mark.ci
 def test_a_slow_start_is_explained_once(installed, tmp_path):
     write_program(tmp_path, "train.py", "import os\nos.environ['OMP_NUM_THREADS'] = str(1)\nimport torch\n")
     because = "each rank imports torch itself because of train.py:2, which sets OMP_NUM_THREADS"
@@ -100,6 +101,7 @@ def test_a_slow_start_is_explained_once(installed, tmp_path):
     assert "preloaded: nothing (train.py:2, which sets OMP_NUM_THREADS)" in run("--dry-run").stdout
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("start", ["auto", "zygote"])
 def test_a_damaged_archive_gives_its_own_error(run_ddplaunch, tmp_path, start):
     with zipfile.ZipFile(tmp_path / "train.pyz", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -131,6 +133,7 @@ EARLY = """
 """
 
 
+@pytest.mark.ci
 @requires("huggingface_hub")
 def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
     """A forked rank sees what plain Python shows, also before the line that first sets a variable."""

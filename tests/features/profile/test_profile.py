@@ -91,6 +91,7 @@ def nested(trace) -> bool:
     return bool(tracks)
 
 
+@pytest.mark.ci
 def test_a_known_hot_function(job, run_in_fork, tmp_path):
     """Ranks that do not import torch are profiled by signals."""
     begun = job(*LIGHT, ranks=3)
@@ -128,6 +129,7 @@ def heeds(pid: int) -> bool:
     return bool(caught) and bool(int(caught[1], 16) >> 63)
 
 
+@pytest.mark.ci
 def test_a_killed_client_and_a_killed_launcher(job, run_in_fork, tmp_path):
     begun = job(*LIGHT)
     with profiling(tmp_path, begun, "1") as client:
@@ -190,6 +192,7 @@ def test_ranks_that_cannot_be_profiled(job, run_in_fork):
     begun.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
     """It is the real py-spy, which needs permission to trace processes."""
     begun = job(*LIGHT)
@@ -318,7 +321,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("program", "expected"), [(SLOW_START, ""), (WITHOUT_TORCH, "of ranks 0, 1: it has not imported torch\n")]
 )

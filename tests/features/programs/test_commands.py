@@ -58,6 +58,7 @@ def touch(folder, name):
     (folder / name).touch()
 
 
+@pytest.mark.ci
 @pytest.mark.smoke
 def test_the_ranks_start_when_the_server_is_ready_and_it_ends_after_them(begin, tmp_path):
     job = begin("--log-dir", "logs", *server("late=0.5"), *RANKS, "once")
@@ -79,6 +80,7 @@ def test_the_ranks_start_when_the_server_is_ready_and_it_ends_after_them(begin, 
     assert log.read_text().endswith("listening\nasked to end\n")
 
 
+@pytest.mark.ci
 def test_services_start_in_order_and_end_in_reverse(begin):
     env = server(name="env", ready="tcp", options=("--after", "vllm"))
     job = begin(*env, *server("late=0.3"), *RANKS, "once")
@@ -117,6 +119,7 @@ def test_a_server_that_is_not_ready_in_time(begin):
     assert re.search(r"vllm was not ready within 0.5s \(http:/health\): .*\(exit code 124\)", job.stderr())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (7, 7), (-9, 137)])
 def test_a_server_that_ends_while_the_ranks_run(begin, tmp_path, code, exit_code):
     job = begin(*server(f"exit={code}"), *RANKS)
@@ -188,6 +191,7 @@ def test_a_rank_that_fails_is_the_cause_and_the_server_ends_last(begin, tmp_path
     assert lines[-1] == "[vllm] asked to end"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("code", [0, 9])
 def test_the_job_lasts_until_a_main_command_ends(begin, tmp_path, code):
     waits = f"while ! test -e end; do sleep 0.01; done; exit {code}"
@@ -202,6 +206,7 @@ def test_the_job_lasts_until_a_main_command_ends(begin, tmp_path, code):
     assert "asked to end" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_sidecar_that_ends_is_only_noted(begin, tmp_path):
     tb = ("--command", "--name", "tb", "--kind", "sidecar", "sh", "-c", "echo no events; exit 4", ":")
     job = begin(*tb, *server(), *RANKS)
@@ -214,6 +219,7 @@ def test_a_sidecar_that_ends_is_only_noted(begin, tmp_path):
 MAIN = ("--command", "--name", "orch", "--kind", "main", "sleep", "1000", ":")
 
 
+@pytest.mark.ci
 def test_ctrl_c_while_the_ranks_run(begin):
     """Ranks and mains get it; a rank that saves may still ask the server, which ends last."""
     job = begin(*server(), *MAIN, *RANKS)
@@ -224,6 +230,7 @@ def test_ctrl_c_while_the_ranks_run(begin):
     assert job.stderr().splitlines()[-1] == "[vllm] asked to end"
 
 
+@pytest.mark.ci
 def test_ctrl_c_while_a_server_is_awaited_and_while_only_a_main_is_left(begin, tmp_path):
     job = begin(*server("late=1000"), *RANKS)
     wait_for_note(job, "waiting for vllm")
@@ -237,6 +244,7 @@ def test_ctrl_c_while_a_server_is_awaited_and_while_only_a_main_is_left(begin, t
     assert job.wait() == 130
 
 
+@pytest.mark.ci
 def test_ctrl_c_again_kills_a_server_that_ignores_sigterm(begin):
     job = begin(*server("deaf"), *RANKS, "once")
     job.wait_for("got ok", 2)
@@ -252,6 +260,7 @@ def test_ctrl_c_again_kills_a_server_that_ignores_sigterm(begin):
     assert not is_alive(pid)
 
 
+@pytest.mark.ci
 def test_sigterm_ends_the_job(begin):
     job = begin(*server(), *RANKS)
     job.wait_for("got ok", 2)
@@ -272,6 +281,7 @@ signal.pause()
 """
 
 
+@pytest.mark.ci
 def test_a_preemption_reaches_mains_and_no_server(begin, tmp_path):
     write_program(tmp_path, "notices.py", NOTICES)
     main = ("--command", "--name", "orch", "--kind", "main", PYTHON, "notices.py", ":")
@@ -284,6 +294,7 @@ def test_a_preemption_reaches_mains_and_no_server(begin, tmp_path):
     assert job.stderr().index("noticed") < job.stderr().index("[vllm] asked to end")
 
 
+@pytest.mark.ci
 def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(begin):
     job = begin(*server("deaf", options=("--grace", "0.5")), *RANKS, "once")
     assert job.wait() == 0
@@ -305,6 +316,7 @@ def parent(pid):
         return int(file.read().rpartition(b")")[2].split()[1])
 
 
+@pytest.mark.ci
 def test_kill_9_of_the_guard_and_of_the_server(begin):
     job = begin(*server("children"), *RANKS)
     job.wait_for("got ok", 2)
@@ -317,6 +329,7 @@ def test_kill_9_of_the_guard_and_of_the_server(begin):
     assert job.wait() == 137
 
 
+@pytest.mark.ci
 def test_sigterm_is_for_the_leader_and_then_for_what_a_wrapper_leaves(begin, tmp_path):
     job = begin(*server("worker"), *RANKS, "once")
     assert job.wait() == 0
@@ -335,6 +348,7 @@ sys.exit(4 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
 """
 
 
+@pytest.mark.ci
 def test_a_restart_starts_all_programs_again_at_the_same_address(begin, tmp_path):
     write_program(tmp_path, "once.py", ONCE)
     tb = ("--command", "--name", "tb", "--kind", "sidecar", "sh", "-c", "echo tb $$; exec sleep 1000", ":")
@@ -349,6 +363,7 @@ def test_a_restart_starts_all_programs_again_at_the_same_address(begin, tmp_path
     assert {"vllm.log", "vllm.attempt-1.log", "tb.log"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.ci
 def test_a_restart_after_the_end_of_a_server(begin, tmp_path):
     script = "test -e ended && exec $0 $1 $2; touch ended; exec $0 $1 $2 exit=3"
     command = ("--command", "--name", "vllm", "sh", "-c", script, PYTHON, PROGRAMS / "server.py", "{port}", ":")
@@ -383,6 +398,7 @@ def test_placeholders_in_words_and_variables(begin, tmp_path):
     assert job.stdout() == f"args 127.0.0.1:{port} {port} {weights} {{prot}} 127.0.0.1\n127.0.0.1:{port}\n"
 
 
+@pytest.mark.ci
 def test_what_is_no_sign_of_readiness(begin):
     """A redirect, and a server that accepts and never answers; a proxy is not asked."""
     for how in ("moved", "mute"):
@@ -402,6 +418,7 @@ def test_other_signs_of_readiness(begin, tmp_path, ready):
     assert "vllm is ready" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_server_without_so_reuseaddr_needs_a_port_that_is_not_held(begin):
     job = begin(*server("plain"), *RANKS, "once")
     assert job.wait() == 1
@@ -411,6 +428,7 @@ def test_a_server_without_so_reuseaddr_needs_a_port_that_is_not_held(begin):
     assert job.wait() == 0
 
 
+@pytest.mark.ci
 def test_a_fixed_port(begin, run_ddplaunch):
     port = free_port()
     command = (
@@ -433,6 +451,7 @@ def test_a_fixed_port(begin, run_ddplaunch):
     assert re.search(rf"port {port} of vllm is in use by .* \(pid {os.getpid()}, \w+\)", done.stderr)
 
 
+@pytest.mark.ci
 def test_no_port_of_several_jobs_collides(begin):
     """Twelve at once; each server must listen on the port that it was given."""
     jobs = [begin(*server(), "--nproc", "1", *EXEC, CLIENT, URL, "once") for _ in range(12)]
@@ -441,6 +460,7 @@ def test_no_port_of_several_jobs_collides(begin):
     assert len(set(ports)) == 12
 
 
+@pytest.mark.ci
 def test_a_program_has_no_variables_of_ranks(begin):
     inherited = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "n", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}
     job = begin(*server(), "--cluster", "none", *RANKS, "once", env=inherited)
@@ -564,6 +584,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.ci
 def test_a_program_starts_again_alone_at_the_same_address(begin, tmp_path):
     """What it has left is killed; the ranks and the other server run on."""
     write_program(tmp_path, "breaks.py", BREAKS)
@@ -629,6 +650,7 @@ ELASTIC = (
 )  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [

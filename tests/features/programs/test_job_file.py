@@ -30,7 +30,7 @@ after = ["vllm", "env"]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_from_a_file(start_ddplaunch, tmp_path):
     (tmp_path / "rl.toml").write_text(JOB)
     job = start_ddplaunch("run", "--nproc", "2", *EXEC, "rl.toml", "--log-dir", "logs")

@@ -36,6 +36,7 @@ def begin(start_ddplaunch):
         job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_ranks_of_all_nodes_wait_for_the_server_of_node_0(begin):
     jobs = begin("late=0.5", rank=("once",))
     assert [job.wait() for job in jobs] == [0, 0]
@@ -45,6 +46,7 @@ def test_ranks_of_all_nodes_wait_for_the_server_of_node_0(begin):
     assert "[vllm]" not in jobs[1].stderr()
 
 
+@pytest.mark.ci
 def test_all_nodes_end_with_the_code_of_the_server(begin, tmp_path):
     jobs = begin("exit=7")
     for job in jobs:
@@ -55,6 +57,7 @@ def test_all_nodes_end_with_the_code_of_the_server(begin, tmp_path):
         assert "vllm exited with code 7 before client.py was done" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_server_that_ends_before_it_is_ready_ends_all_nodes(begin, tmp_path):
     jobs = begin("late=1000", "exit=3")
     wait_until(lambda: "waiting for vllm" in jobs[0].stderr(), "the wait")
@@ -62,6 +65,7 @@ def test_a_server_that_ends_before_it_is_ready_ends_all_nodes(begin, tmp_path):
     assert [job.wait() for job in jobs] == [3, 3]
 
 
+@pytest.mark.ci
 def test_ctrl_c_on_another_node(begin):
     jobs = begin()
     for job in jobs:
@@ -71,6 +75,7 @@ def test_ctrl_c_on_another_node(begin):
     assert "asked to end" in jobs[0].stderr()
 
 
+@pytest.mark.ci
 def test_kill_9_of_node_0_ends_the_server_and_the_other_node(begin):
     jobs = begin("children")
     for job in jobs:
@@ -110,6 +115,7 @@ def begin_nodes(start_ddplaunch):
         job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_a_server_on_a_node_without_ranks(begin_nodes):
     """Ranks run on the first nodes only, and reach it; its node ends with the others."""
     jobs = begin_nodes(3, *service("vllm", "late=0.3"), rank=("once",))
@@ -123,6 +129,7 @@ def test_a_server_on_a_node_without_ranks(begin_nodes):
         assert "ddplaunch: vllm is ready at 127.0.0.1:" in job.stderr()
 
 
+@pytest.mark.ci
 def test_node_0_lists_the_programs_of_other_nodes(begin_nodes, tmp_path):
     jobs = begin_nodes(3, *service("vllm"), options=("--log-dir", "logs"))
     for job in jobs[:2]:
@@ -138,6 +145,7 @@ def test_node_0_lists_the_programs_of_other_nodes(begin_nodes, tmp_path):
     assert f"vllm is ready at {planned['address']}" in jobs[2].stderr()
 
 
+@pytest.mark.ci
 def test_programs_start_in_order_across_nodes_and_all_addresses_are_known(begin_nodes):
     """``env`` on node 0 comes after the two servers on nodes of their own, the main on another."""
     env = ("--command", "--name", "env", "--after", "vllm", "--ready", "line:up", "sh", "-c",
@@ -154,6 +162,7 @@ def test_programs_start_in_order_across_nodes_and_all_addresses_are_known(begin_
         assert f"[vllm.{index}] asked to end" in jobs[2 + index].stderr()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (7, 7)])
 def test_a_server_that_ends_on_a_node_without_ranks(begin_nodes, tmp_path, code, exit_code):
     jobs = begin_nodes(3, *service("vllm", f"exit={code}"))
@@ -166,6 +175,7 @@ def test_a_server_that_ends_on_a_node_without_ranks(begin_nodes, tmp_path, code,
         assert "meanwhile: ranks 0, 1: " in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_node_without_ranks_that_is_lost(begin_nodes):
     """While its server is awaited, and while ranks run."""
     for how in ("late=1000", "late=0"):
@@ -181,6 +191,7 @@ def test_a_node_without_ranks_that_is_lost(begin_nodes):
         assert " was lost: " in jobs[0].stderr()
 
 
+@pytest.mark.ci
 def test_kill_9_of_node_0_ends_a_node_that_waits_for_its_server_and_one_that_has_it(begin_nodes):
     for how in ("late=1000", "late=0"):
         jobs = begin_nodes(3, *service("vllm", how))[-3:]
@@ -192,6 +203,7 @@ def test_kill_9_of_node_0_ends_a_node_that_waits_for_its_server_and_one_that_has
         assert [job.wait() for job in jobs] == [-9, 69, 69]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_of_any_launcher_at_any_moment_leaves_nothing(begin_nodes, seed):
     """The others end too: before the start they wait for a lost node 0 no longer than for nodes that join."""
@@ -205,6 +217,7 @@ def test_kill_9_of_any_launcher_at_any_moment_leaves_nothing(begin_nodes, seed):
     assert {codes[number] for number in range(3) if number != victim} == {69}, (victim, moment, codes)
 
 
+@pytest.mark.ci
 def test_ctrl_c_reaches_a_main_on_a_node_without_ranks(begin_nodes):
     jobs = begin_nodes(4, *service("vllm"), *MAIN)
     for job in jobs[:2]:
@@ -229,6 +242,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.ci
 def test_a_service_lives_until_a_main_on_another_node_has_saved(begin_nodes, tmp_path):
     (tmp_path / "main.py").write_text(SAVING)
     main = ("--command", "--name", "orch", "--kind", "main", "--nodes", "1", "--ready", "line:main runs")
@@ -241,6 +255,7 @@ def test_a_service_lives_until_a_main_on_another_node_has_saved(begin_nodes, tmp
     assert "[orch] main has saved" in jobs[3].stderr()
 
 
+@pytest.mark.ci
 def test_ps_on_a_node_without_ranks(begin_nodes, run_ddplaunch, tmp_path):
     jobs = begin_nodes(3, *service("vllm", options=("--ready", "file:ready")))
 
@@ -262,6 +277,7 @@ def test_ps_on_a_node_without_ranks(begin_nodes, run_ddplaunch, tmp_path):
     assert [job.wait() for job in jobs] == [0] * 3
 
 
+@pytest.mark.ci
 def test_ctrl_c_twice_on_a_node_without_ranks_kills_a_deaf_server(begin_nodes):
     jobs = begin_nodes(3, *service("vllm", "deaf"))
     for job in jobs[:2]:
@@ -275,6 +291,7 @@ def test_ctrl_c_twice_on_a_node_without_ranks_kills_a_deaf_server(begin_nodes):
     assert [job.wait() for job in jobs] == [130] * 3
 
 
+@pytest.mark.ci
 def test_a_restart_starts_programs_of_all_nodes_again(begin_nodes, tmp_path):
     script = "test -e ended && exec $0 $1 $2; touch ended; exec $0 $1 $2 exit=3"
     first = ("--command", "--name", "vllm", "--nodes", "1", "--ready", "http:/health", "sh", "-c", script)
@@ -317,6 +334,7 @@ def test_a_dry_run_shows_the_nodes_with_ranks(run_in_fork):
     assert "--node-rank 2 has no ranks: it runs vllm" in other.stderr
 
 
+@pytest.mark.ci
 def test_programs_on_each_node_and_beside_another(start_ddplaunch):
     """The one on the same node is the one that others there use."""
     serve = (sys.executable, PROGRAMS / "server.py", "{port}", ":")
@@ -339,6 +357,7 @@ def test_programs_on_each_node_and_beside_another(start_ddplaunch):
         job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_gpus_are_divided_on_each_node(start_ddplaunch, fake_nvml):
     shows = "echo GPUs $CUDA_VISIBLE_DEVICES.; exec sleep 1000"
     infer = ("--command", "--name", "infer", "--nodes", "1", "--gpus", "all", "sh", "-c", shows, ":")

@@ -39,6 +39,7 @@ def addresses(job):
     return [re.search(rf"vllm\.{index} is ready at (\S+)", job.stderr())[1] for index in range(2)]
 
 
+@pytest.mark.ci
 def test_a_job_waits_for_the_services_of_another_one_which_go_on(services, start_ddplaunch, run_ddplaunch, tmp_path):
     write_program(tmp_path, "shows.py", SHOWS)
     shared = services("late=1")
@@ -57,6 +58,7 @@ def test_a_job_waits_for_the_services_of_another_one_which_go_on(services, start
     assert shared.process.poll() is None
 
 
+@pytest.mark.ci
 def test_what_cannot_be_used(services, run_ddplaunch, run_in_fork, start_ddplaunch, tmp_path):
     write_program(tmp_path, "shows.py", SHOWS)
     done = run_in_fork("run", "--services", "nosuch", "shows.py")

@@ -207,6 +207,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed_and_reported(begin, tmp_path, 
     assert f"ddplaunch: {NAME} did not end within 0.5 s of SIGTERM, and was killed" in job.stderr()
 
 
+@pytest.mark.ci
 def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp_path):
     """The exit code for the batch script is written before the sidecars end: Slurm may not leave time for more."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
@@ -270,6 +271,7 @@ def test_a_program_that_cannot_be_executed(start_ddplaunch, tmp_path, waits):
     assert "program exited with code 126, the job continues: ddplaunch: cannot execute ./program" in job.stderr()
 
 
+@pytest.mark.ci
 def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
     """Many lines of a sidecar are complete and in order, and do not break lines of the ranks."""
     write_program(tmp_path, "talks.py", "for i in range(20000):\n    print('line', i)\n")
@@ -306,6 +308,7 @@ def own_terminal(slave: int) -> None:
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.ci
 def test_sidecars_run_on_node_0_only(start_ddplaunch, tmp_path, waits):
     """Other nodes accept the option and start nothing, even if the program is missing."""
     with socket.create_server(("", 0)) as server:
@@ -342,6 +345,7 @@ def answers(url: str, path: str = "") -> bytes:
         return page.read()
 
 
+@pytest.mark.ci
 @real
 def test_two_tensorboards_answer_while_their_jobs_live(start_ddplaunch, tmp_path, waits):
     """Each listens on its own loopback address and shows its own runs."""

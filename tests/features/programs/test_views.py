@@ -28,6 +28,7 @@ def shown(run_ddplaunch):
     return run
 
 
+@pytest.mark.ci
 def test_views_of_programs(start_ddplaunch, shown, run_ddplaunch, tmp_path):
     server = ("--command", "--name", "vllm", "--ready", "file:ready", *SERVER, ":")
     tb = ("--command", "--name", "tb", "--kind", "sidecar", "sh", "-c", "echo no events; exit 4", ":")
@@ -72,6 +73,7 @@ def test_views_of_programs(start_ddplaunch, shown, run_ddplaunch, tmp_path):
     assert [each["program"] for each in programs] == ["vllm", "tb"]
 
 
+@pytest.mark.ci
 def test_the_output_of_a_program_is_followed(start_ddplaunch, tmp_path):
     server = ("--command", "--name", "vllm", *SERVER, ":")
     job = start_ddplaunch("run", *server, "--nproc", "1", "--run-id", "f", *EXEC, CLIENT, "http://{vllm}/x")
@@ -84,6 +86,7 @@ def test_the_output_of_a_program_is_followed(start_ddplaunch, tmp_path):
     assert following.stdout() == "listening\n"
 
 
+@pytest.mark.ci
 def test_the_log_folder_has_the_output_of_all_starts(start_ddplaunch, shown, tmp_path):
     server = ("--command", "--name", "vllm", *SERVER, ":")
     options = ("--nproc", "1", "--run-id", "kept", "--log-dir", "logs", *EXEC)
@@ -96,6 +99,7 @@ def test_the_log_folder_has_the_output_of_all_starts(start_ddplaunch, shown, tmp
     assert ready["seconds"] > 0
 
 
+@pytest.mark.ci
 def test_metrics_have_a_series_for_each_program(start_ddplaunch, tmp_path):
     options = ("--nproc", "1", "--metrics", "job.prom", *EXEC)
     job = start_ddplaunch("run", "--command", "--name", "vllm", *SERVER, ":", *options, CLIENT, "http://{vllm}/x")
@@ -111,6 +115,7 @@ def test_metrics_have_a_series_for_each_program(start_ddplaunch, tmp_path):
     assert "program_ready" not in path.read_text()
 
 
+@pytest.mark.ci
 def test_the_gpus_of_a_program(start_ddplaunch, run_ddplaunch, fake_nvml, tmp_path):
     gpus = fake_nvml.environ(4)
     server = ("--command", "--name", "vllm", "--gpus-per-node", "2", *SERVER, ":")

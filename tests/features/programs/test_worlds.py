@@ -49,6 +49,7 @@ def begin(start_ddplaunch, tmp_path):
         job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_two_process_groups(begin, tmp_path):
     write_program(tmp_path, "teacher.py", MEETS)
     write_program(tmp_path, "student.py", MEETS)
@@ -61,6 +62,7 @@ def test_two_process_groups(begin, tmp_path):
     assert "[teacher] ddplaunch: SIGTERM: stopping 2 ranks" in job.stderr()
 
 
+@pytest.mark.ci
 def test_a_world_on_two_nodes_of_its_own(start_ddplaunch, tmp_path):
     for name in ("teacher.py", "student.py"):
         write_program(tmp_path, name, MEETS)
@@ -89,6 +91,7 @@ ready = "http:/health"
 """
 
 
+@pytest.mark.ci
 def test_a_failure_in_either_ends_both_with_its_code(begin, tmp_path):
     job = begin(TEACHER.replace("HOW", "exit=5") + STUDENT)
     job.wait_for("got ok", 2)
@@ -110,6 +113,7 @@ def test_kill_9_of_the_launcher_ends_both(begin):
     assert job.wait() == -9
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("code", [0, 4])
 def test_the_job_waits_for_all_mains(begin, tmp_path, code):
     """The first target that is a main has the ranks of the job; another main is a further world."""
@@ -139,6 +143,7 @@ kind = "main"
 """
 
 
+@pytest.mark.ci
 def test_a_main_that_runs_much_longer_than_the_ranks(begin, tmp_path):
     (tmp_path / "go").touch()
     job = begin(MAIN.replace("COMMAND", "sleep 1000") + TEACHER.replace("HOW", "") + STUDENT, "--mains-timeout", "1")
@@ -146,6 +151,7 @@ def test_a_main_that_runs_much_longer_than_the_ranks(begin, tmp_path):
     assert "ddplaunch: orch still ran 1.0s after student was done (exit code 124)" in job.stderr()
 
 
+@pytest.mark.ci
 def test_ranks_that_run_much_longer_than_a_main(begin):
     job = begin(MAIN.replace("COMMAND", "true") + TEACHER.replace("HOW", "") + STUDENT, "--mains-timeout", "1")
     assert job.wait() == 124

@@ -32,14 +32,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.smoke
 def test_results_are_in_order_of_ranks(python: Python):
     lines = python(RETURNS).splitlines()
     assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "on 3 [5]"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_tensors_are_returned_completely(python: Python):
     body = """
 def make(given):
@@ -90,7 +90,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_that_fails(python: Python):
     unfit = "rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object"
     assert python(FAILS).splitlines() == [
@@ -132,7 +132,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_failure_is_raised_whatever_a_program_does_to_its_exception_and_its_output(python: Python):
     assert python(RESISTS).splitlines() == [
         "rank 0 failed with Exits: <exception str() failed> (exit code 1)",
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     assert lines == ["(3, None) (4, None)", "(1, 2, 1) (5, 6, None)", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_arrays_are_mapped_files(python: Python):
     body = """
 import numpy
@@ -293,7 +293,6 @@ for keywords in ({"hosts": "n1:1,n2:1"}, {"nproc": 0}):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_hang_is_explained(python: Python):
     body = """
 def hang():
@@ -325,7 +324,7 @@ if __name__ == "__main__":
     assert again == "[0, 1]"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_stream_that_raises(python: Python):
     """An exception of the stream ``output`` ends the ranks and reaches the caller; what it cannot encode is escaped."""
     body = """
@@ -354,7 +353,7 @@ if __name__ == "__main__":
     assert python(body, PYTHONIOENCODING="ascii").splitlines() == ["h\\xe9", *["RuntimeError('full')"] * 2]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_launch_async_does_not_block_the_event_loop(python: Python):
     """A second cancellation waits for the end of the ranks, too."""
     body = """
@@ -395,7 +394,7 @@ if __name__ == "__main__":
     assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled True\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_may_launch(python: Python):
     """Ranks get the given variables, and none that describes the caller's place in another job."""
     body = """

@@ -26,7 +26,7 @@ def ended(output: str) -> str:
     return re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_bodies_run_in_ranks(tmp_path: Path):
     """Rank fixtures, other fixtures, parameters and classes work, all in the same ranks."""
     body = """
@@ -88,7 +88,6 @@ def test_here(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
     """Each test can create process groups, though the store still has the keys of earlier tests."""
     body = """
@@ -197,7 +196,7 @@ def test_no_marker(rank): pass
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_failures_and_refusals(tmp_path: Path):
     output = run(tmp_path, FAILS)
     assert ended(output) == "5 failed, 5 errors"
@@ -246,7 +245,6 @@ def test_good(): pass
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     """A timeout, by pytest-timeout or by the marker, fails one test, and the next one runs."""
     seconds = scaled_timeout(5)

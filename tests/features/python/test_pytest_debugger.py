@@ -69,7 +69,6 @@ def start_pytest(at_terminal, tmp_path: Path) -> StartPytest:
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_pdb_opens_at_the_rank_that_failed(start_pytest: StartPytest):
     """``--pdb`` opens the debugger in the rank that failed, then the test fails; an expected failure opens none."""
     pytest_ = start_pytest(FAILS, "--pdb")
@@ -86,7 +85,7 @@ def test_pdb_opens_at_the_rank_that_failed(start_pytest: StartPytest):
     assert pytest_.settings == pytest_.before
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("words", [(), pytest.param(("-s",), marks=pytest.mark.ci)])
 def test_a_breakpoint_in_a_marked_test_stops_at_the_prompt(start_pytest: StartPytest, words: tuple[str, ...]):
     """Quitting the debugger fails the test."""
@@ -153,7 +152,7 @@ def test_the_client_has_the_terminal_until_the_end_of_the_test(monkeypatch):
     assert len(events) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_refused(tmp_path: Path):
     write_program(tmp_path, "test_it.py", STOPS)
     done = run_command([sys.executable, "-m", "pytest", "--trace", *QUIET], tmp_path, timeout=100)

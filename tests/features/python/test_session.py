@@ -50,7 +50,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ranks_keep_their_state(python: Python):
     assert python(CALLS).splitlines() == [
         "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
@@ -158,7 +158,7 @@ def test_after_an_interrupted_call_it_is_said_that_the_variables_are_lost(monkey
     assert printed == expected
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """
 import io
@@ -234,7 +234,7 @@ if __name__ == "__main__":
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_that_waits_for_one_that_raised_ends_the_session(python: Python):
     body = """
 import io
@@ -272,7 +272,7 @@ if __name__ == "__main__":
     assert gone == f"ddplaunch: {ENDED}"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_threads_take_turns(python: Python):
     body = """
 def echo(x):
@@ -358,7 +358,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_fork_cannot_use_the_session(python: Python):
     refused = "the session belongs to process PARENT, and this is a fork of it (PID CHILD)"
     lines = python(FORKED).splitlines()

@@ -65,6 +65,7 @@ def zygote_of(job):
     return list_children(job.process.pid)[0]
 
 
+@pytest.mark.ci
 def test_only_the_next_run_imports_while_it_waits(wait_in_line):
     (job, other), files = wait_in_line(2)
     zygote = zygote_of(job)
@@ -79,6 +80,7 @@ def test_only_the_next_run_imports_while_it_waits(wait_in_line):
     files[0].unlink()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_zygote_ends_with_a_run_that_is_stopped_in_the_line(wait_in_line, number):
     (job,), _ = wait_in_line()
@@ -88,6 +90,7 @@ def test_the_zygote_ends_with_a_run_that_is_stopped_in_the_line(wait_in_line, nu
     wait_until(lambda: not is_alive(zygote), "the end of the zygote")
 
 
+@pytest.mark.ci
 def test_a_zygote_that_was_killed_in_the_line_is_replaced(wait_in_line):
     (job,), files = wait_in_line()
     os.kill(zygote_of(job), signal.SIGKILL)
@@ -97,6 +100,7 @@ def test_a_zygote_that_was_killed_in_the_line_is_replaced(wait_in_line):
     assert "forked True sees 0\n" in job.stdout()
 
 
+@pytest.mark.ci
 def test_a_program_that_was_edited_in_the_line_is_planned_anew(wait_in_line, tmp_path):
     (job,), files = wait_in_line()
     zygote_of(job)
@@ -106,6 +110,7 @@ def test_a_program_that_was_edited_in_the_line_is_planned_anew(wait_in_line, tmp
     assert job.stdout().split() == ["imported", "no", "torch"]
 
 
+@pytest.mark.ci
 def test_a_package_that_was_changed_in_the_line_is_imported_again(wait_in_line, tmp_path):
     (job,), files = wait_in_line()
     zygote_of(job)

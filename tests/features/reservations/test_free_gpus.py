@@ -54,6 +54,7 @@ def visible(job):
     return re.search(r"has (\S*)", job.stdout())[1]
 
 
+@pytest.mark.ci
 def test_linked_gpus_are_chosen_and_reserved_until_the_end(hold, machine):
     env = machine(4, links="0-3,1-2")
     first, file = hold("--gpus", "free:2", env=env)
@@ -74,6 +75,7 @@ def test_linked_gpus_are_chosen_and_reserved_until_the_end(hold, machine):
     assert (second.wait(), third.wait()) == (0, 0)
 
 
+@pytest.mark.ci
 def test_too_few_are_free_and_the_error_says_who_has_them(hold, machine, tmp_path):
     me = os.getpid()
     env = machine(4, busy=[(1, me, 40000), (2, 4190000, 300)])
@@ -130,6 +132,7 @@ def test_a_folder_for_locks_that_cannot_be_used(machine, tmp_path):
     assert_refused(done, f"DDPLAUNCH_LOCK_DIR={tmp_path}/no: there is no such folder", "mkdir -m 1777")
 
 
+@pytest.mark.ci
 def test_a_run_on_named_gpus_keeps_others_from_reserving_them(hold, machine):
     env = machine(4)
     named, file = hold("--gpus", "0,1", env=env)
@@ -144,6 +147,7 @@ def test_a_run_on_named_gpus_keeps_others_from_reserving_them(hold, machine):
     assert [job.wait() for job in (named, free, late)] == [0, 0, 0]
 
 
+@pytest.mark.ci
 def test_twenty_launchers_at_once_never_share_a_gpu(start_ddplaunch, machine, tmp_path, locks):
     """Three of them are killed while they wait or run: their GPUs are free again."""
     (used := tmp_path / "used").mkdir()
@@ -164,6 +168,7 @@ def test_twenty_launchers_at_once_never_share_a_gpu(start_ddplaunch, machine, tm
     assert [path.name for path in locks.iterdir()] == ["ddplaunch-claims.lock"]
 
 
+@pytest.mark.ci
 def test_they_are_served_in_order_of_arrival_and_a_kill_frees(hold, machine):
     env = machine(4)
     holder, _ = hold("--gpus", "free:3", env=env)
@@ -187,6 +192,7 @@ def test_they_are_served_in_order_of_arrival_and_a_kill_frees(hold, machine):
     assert [job.wait() for job, _ in waiting] == [0, 0, 0]
 
 
+@pytest.mark.ci
 def test_jobs_limits_how_many_run(hold, machine):
     env = machine(0)
     first, file = hold("--jobs", "1", env=env)

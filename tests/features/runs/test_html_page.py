@@ -368,6 +368,7 @@ def written(tmp_path):
     return write
 
 
+@pytest.mark.ci
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -393,6 +394,7 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     assert size.height < 7000
 
 
+@pytest.mark.ci
 @needs_browser
 @pytest.mark.slow
 def test_the_page_searches_the_output(tmp_path):

@@ -55,7 +55,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, answer.read().decode()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_while_it_runs_and_after(job, served, tmp_path):
     process, port, path = served(RUN, "--serve")
     status, headers, text = ask(port, path)

@@ -127,7 +127,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
         job.signal(signal.SIGCONT)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
     """While it runs, node 0 has the name, and the other its pid; both record their own ranks."""
     write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
@@ -301,7 +301,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
     assert run_in_fork("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
     """A reader that leaves early causes no error."""
@@ -544,7 +544,7 @@ def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_stop_all(running, monkeypatch):
     """The jobs of tests that run beside this one are left out."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
@@ -630,7 +630,7 @@ def test_refused_words_of_commands_for_runs(run_in_fork, words, expected):
     assert "\x1b" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_sees_and_reaches_nothing(running):
     job = running()

@@ -65,6 +65,7 @@ def ask(run_in_fork, environment):
     return lambda *words: run_in_fork(*words, env=environment)
 
 
+@pytest.mark.ci
 def test_commands_go_to_the_first_host(start_ddplaunch, run_ddplaunch, ask, place, environment):
     def rows():
         return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "demo"]
@@ -104,6 +105,7 @@ def test_commands_go_to_the_first_host(start_ddplaunch, run_ddplaunch, ask, plac
     assert rows() == []
 
 
+@pytest.mark.ci
 def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, place, environment):
     """``stop`` ends one job by its name; with --all it ends two over SSH, and one of this machine."""
 
@@ -146,6 +148,7 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(ask, place):
     assert "type it again: ddplaunch run --hosts down,n2 OPTIONS train.py" in again.stderr
 
 
+@pytest.mark.ci
 def test_rerun_starts_a_job_over_ssh_again(run_ddplaunch, ask, place, environment):
     (place / "over").touch()
     words = ("run", "--hosts", "n1:1", "--run-id", "far", *LIGHT, "train.py", "--lr", "0.1")

@@ -185,7 +185,7 @@ def test_an_array(login, tmp_path):
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_waiting_for_a_job_and_an_array(login, start_ddplaunch, tmp_path):
     """One index fails, and the last one does not: an array has failed then."""
     index = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]

@@ -70,6 +70,7 @@ def machine(fake_nvml, state, tmp_path):
         wait_until(lambda pids=pids: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
+@pytest.mark.ci
 def test_jobs_wait_their_turn_and_ps_shows_what_for(machine):
     files = [machine.file(name) for name in "abc"]
     first, second, third = (
@@ -103,6 +104,7 @@ def test_jobs_wait_their_turn_and_ps_shows_what_for(machine):
     assert machine.state(third) == "completed (exit code 0)"
 
 
+@pytest.mark.ci
 def test_a_job_survives_its_terminal_and_is_stopped(machine, tmp_path):
     """The shell that submits it ends with SIGHUP to its session; the teardown runs in the end."""
     file = machine.file("a")
@@ -120,6 +122,7 @@ def test_a_job_survives_its_terminal_and_is_stopped(machine, tmp_path):
     assert machine.type("report", again).stdout.count("stopped")
 
 
+@pytest.mark.ci
 def test_a_waiting_job_is_cancelled(machine):
     file = machine.file("a")
     first = machine.submit("--jobs", "1", "holds.py", file)
@@ -131,6 +134,7 @@ def test_a_waiting_job_is_cancelled(machine):
     assert_refused(machine.type("stop", second, code=2), f"job {second} was cancelled")
 
 
+@pytest.mark.ci
 def test_a_grid_on_this_machine(machine, tmp_path):
     file = machine.file("a")
     number = machine.submit("--gpus-per-node", "2", "--grid", "--lr 0.1,0.2,0.3", "holds.py", file)
@@ -148,6 +152,7 @@ def test_a_grid_on_this_machine(machine, tmp_path):
     assert "has 0,1 --lr 0.1" in machine.type("logs", "lr=0.1").stdout
 
 
+@pytest.mark.ci
 def test_what_a_kill_or_a_restart_has_lost(machine, state):
     """The supervisor is killed, or the machine was started since: what did not start is lost, and ps says so."""
     file = machine.file("a")

@@ -33,7 +33,7 @@ def is_open(address):
         return client.connect_ex(address) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("tabulate") is None, reason="torch's debug server needs tabulate")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_pages_of_a_job(start_ddplaunch, tmp_path, number):

@@ -14,7 +14,7 @@ from tests.conftest import assert_refused, write_program
 from tests.features.warm.conftest import BUSY, ROOT, Shell
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_list_of_warm_zygotes(shell: Shell):
     assert shell.warm().stderr == "no warm zygotes\n"
     made = shell.run().made
@@ -25,7 +25,7 @@ def test_the_list_of_warm_zygotes(shell: Shell):
     assert shell.warm("--stop").stderr == "no warm zygotes\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_config_file_and_the_options_that_override_it(shell: Shell):
     write_program(shell.folder, ".config/ddplaunch.toml", '[submit]\npartition = "a"\n[run]\nwarm = "5m"\n')
     plain = shell.launch("--log-dir", "log", "shows.py").replace(" --warm ", " ")
@@ -121,7 +121,7 @@ def test_another_user_is_not_served(shell: Shell):
     assert shell.list_zygotes() == [made]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_socket_of_another_program_delays_no_run(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
@@ -143,7 +143,7 @@ def test_a_user_without_a_home(shell: Shell):
     assert shell.run(before="env -u HOME -u XDG_CONFIG_HOME").made == shell.run(before="env -u HOME").made
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
 def test_a_full_file_system_for_sockets(shell: Shell):
     """A run works without a warm zygote if the file system for its socket, such as /tmp, is full."""

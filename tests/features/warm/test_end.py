@@ -60,7 +60,7 @@ def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> s
     return out.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_it_ends_on_a_signal_and_the_last_one_removes_the_folder(shell: Shell):
     first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
     for pid, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
@@ -173,7 +173,7 @@ def test_a_guardian_that_does_not_reply_is_not_waited_for_forever():
     assert zygote.unkillable == ()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_stop_ends_it_after_the_current_run(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     idle = shell.run(before="FOO=1").made
@@ -187,7 +187,7 @@ def test_stop_ends_it_after_the_current_run(shell: Shell):
     wait_for_exit(launcher, made)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
 def test_it_ends_when_little_memory_is_available(tmp_path, shell: Shell):
     """A warm zygote ends when little memory is available (a file stands in for /proc/meminfo)."""

@@ -133,7 +133,7 @@ def test_a_descriptor_near_the_limit_of_open_files_starts_cold(shared: Shell):
     assert shared.reasons("near") == [reason]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_changed_module_or_one_that_was_missing_ends_it(shell: Shell):
     write_program(shell.modules, "helper.py", "value = 1\n")
     shell.torch_also("import helper\ntry:\n    import extra\nexcept ImportError:\n    extra = None\n")
@@ -157,7 +157,7 @@ def test_a_changed_module_or_one_that_was_missing_ends_it(shell: Shell):
     assert added.made != kept
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
     """A new or changed file of settings ends the warm zygote; the next run but one uses a new one."""
     kept = shell.run().made
@@ -168,7 +168,7 @@ def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
     assert shell.run().made == kept
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
     """A new .pth file in site-packages ends the warm zygote."""
     shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
@@ -182,7 +182,7 @@ def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
     assert shell.run(launch).made != first.made
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_user_file_that_has_the_name_of_a_loaded_module_is_imported(shell: Shell):
     first = shell.run()
     write_program(shell.folder, "json.py", "MINE = 'mine'\n")

@@ -53,6 +53,7 @@ def run_again(shell: Shell) -> int:
     return int(re.findall(r"made (\d+)", out.read_text())[0])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("killed", KILLED, ids="+".join)
 def test_kill_9_leaves_no_process(shell: Shell, killed):
     above, below = begin(shell)
@@ -63,6 +64,7 @@ def test_kill_9_leaves_no_process(shell: Shell, killed):
         assert run_again(shell) == above["warm"], "it serves the next run"
 
 
+@pytest.mark.ci
 def test_a_run_continues_without_its_warm_zygote(shell: Shell):
     above, below = begin(shell)
     os.kill(above["warm"], signal.SIGKILL)

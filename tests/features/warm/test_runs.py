@@ -12,6 +12,7 @@ from tests.features.warm.test_kills import import_slowly
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.ci
 def test_torch_itself_is_imported_once(tmp_path):
     shell = Shell(tmp_path, {"PYTHONPATH": ""})
     try:
@@ -35,6 +36,7 @@ def test_torch_itself_is_imported_once(tmp_path):
         shell.close()
 
 
+@pytest.mark.ci
 def test_edited_user_files_are_used(shell: Shell):
     write_program(shell.folder, "beside.py", "value = 'old'\n")
     write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
@@ -46,6 +48,7 @@ def test_edited_user_files_are_used(shell: Shell):
     assert second.stdout.count("now newer") == 2
 
 
+@pytest.mark.ci
 def test_a_rank_sees_what_that_of_a_cold_run_sees(shell: Shell):
     """A rank has the same variables, descriptors, streams, limits and signals as one of a cold run."""
     text = """
@@ -116,6 +119,7 @@ def test_a_refused_run_leaves_the_store_of_another_job(shared: Shell):
     assert store.read_text() == "of a job that runs"
 
 
+@pytest.mark.ci
 def test_a_pipe_ends_with_the_run(shell: Shell):
     for _ in range(2):
         done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
@@ -141,6 +145,7 @@ def test_a_zygote_is_not_kept_if_its_import(shell: Shell, imports, stdout, stder
     assert shell.list_zygotes() == []
 
 
+@pytest.mark.ci
 def test_open_files_variables_and_exit_handlers_of_an_import(shell: Shell):
     """An import's open files take no descriptor of a rank, its variables arrive, and its exit handlers run once."""
     shell.torch_also("""
@@ -163,6 +168,7 @@ atexit.register(shutil.rmtree, folder)
     assert not any(map(os.path.exists, folders))
 
 
+@pytest.mark.ci
 def test_two_runs_share_a_zygote_at_once(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     first, one = shell.begin("exec " + shell.launch("waits.py"))
@@ -176,6 +182,7 @@ def test_two_runs_share_a_zygote_at_once(shell: Shell):
     assert shell.list_zygotes() == [pid]
 
 
+@pytest.mark.ci
 def test_a_zygote_that_still_imports_delays_no_other_run(shell: Shell):
     import_slowly(shell)
     first, out = shell.begin("exec " + shell.launch("shows.py"))

@@ -15,7 +15,7 @@ from tests.features.warm.test_kills import import_slowly
 from tests.scaled_timeouts import scaled_timeout
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pipe_does_not_wait_for_a_stopped_zygote(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)

@@ -53,7 +53,7 @@ def has_collectives(sample: NodeSample) -> bool:
     return any(each.collectives for each in sample.ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("state")
 def test_a_run_keeps_its_samples(start_ddplaunch, tmp_path):
     write_program(tmp_path, "trains.py", TRAINS)
@@ -88,7 +88,7 @@ def test_a_run_without_collectives_has_samples_too(start_ddplaunch, tmp_path):
     assert all(each.collectives is None for each in kept()[0].ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("state")
 def test_gpus_are_asked_in_a_child(request, start_ddplaunch, tmp_path):
     """The child is started again after a restart, which may have ended it."""

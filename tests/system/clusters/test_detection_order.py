@@ -147,7 +147,7 @@ def toy(environ):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_new_system_is_one_file(tmp_path: Path) -> None:
     (copy_package(tmp_path) / "system/clusters/systems/toy.py").write_text(TOY)
     here = {"TOY_NODES": "2", "TOY_NODE": "1"}

@@ -657,7 +657,7 @@ def test_a_refusal_has_the_command_to_type(run_in_fork, tmp_path, environ, lines
 SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "shared", "first", "second"),
     [

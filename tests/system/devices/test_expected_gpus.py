@@ -89,7 +89,7 @@ def test_device_files_and_masks_that_hide_all_gpus() -> None:
         check({"CUDA_VISIBLE_DEVICES": mask, "SLURM_GPUS_ON_NODE": "4"})
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_node_without_gpus_joins_none_that_has_some(start_ddplaunch, tmp_path, fake_nvml: FakeNvml) -> None:
     write_program(tmp_path, "hello.py", HELLO)
     for allowed in False, True:

@@ -163,7 +163,7 @@ def test_well_known_names_are_filled_in(parameters, expected):
     assert call(f"def main({parameters}): return {names}") == expected
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_device():
     import torch
 
