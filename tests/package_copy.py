@@ -15,10 +15,9 @@ START = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.cli import main; 
 
 
 def copy_package(folder: Path) -> Path:
-    """Copy the package into a folder, beside an empty ``train.py``."""
+    """Copy the package into a folder, beside an empty ``train.py``; its bytecode too, which takes a second to make."""
     (folder / "train.py").touch()
-    ignored = shutil.ignore_patterns("__pycache__")
-    return Path(shutil.copytree(PACKAGE, folder / "ddplaunch", ignore=ignored))
+    return Path(shutil.copytree(PACKAGE, folder / "ddplaunch"))
 
 
 def add_feature(package: Path, name: str, **files: str) -> None:

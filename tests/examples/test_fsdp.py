@@ -27,7 +27,7 @@ def held(output: str) -> tuple[float, float]:
 
 
 def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
-    """The result is that of one uninterrupted rank, also when resumed from a checkpoint of DDP."""
+    """The result is that of one uninterrupted rank, also when DDP resumes FSDP's run, and FSDP DDP's."""
 
     def run(ranks: int, steps: int, *words: str) -> str:
         small = ("--width", 128, "--layers", 4)
@@ -35,17 +35,16 @@ def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    alone = run(1, 6)
+    alone = run(1, 4)
     expected, whole = losses(alone), held(alone)
-    assert list(expected) == [1, 2, 3, 4, 5, 6]
+    assert list(expected) == [1, 2, 3, 4]
 
     def check(output: str, share: int, *steps: int) -> None:
         assert held(output) == pytest.approx((whole[0] / share, whole[1] / share), abs=0.1)
         assert losses(output) == pytest.approx({step: expected[step] for step in steps}, abs=1e-3)
 
-    check(run(4, 3), 4, 1, 2, 3)
     kept = ("--checkpoint", str(tmp_path / "model"))
-    check(run(2, 2, "--parallel", "ddp", *kept), 1, 1, 2)
-    check(run(2, 4, *kept), 2, 3, 4)
+    check(run(4, 2, *kept), 4, 1, 2)
+    check(run(2, 3, "--parallel", "ddp", *kept), 1, 3)
     (tmp_path / "model" / "9").mkdir()  # of a run that was killed while it wrote
-    check(run(4, 6, *kept), 4, 5, 6)
+    check(run(2, 4, *kept), 2, 4)
