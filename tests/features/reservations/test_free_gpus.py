@@ -1,13 +1,25 @@
 """Tests of ``--gpus free:2``: real launchers on a machine with simulated GPUs."""
 
 import os
+import pwd
 import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, assert_refused, ddplaunch_command, run_command, wait_until
+from tests.conftest import (
+    PROGRAMS,
+    BackgroundCommand,
+    assert_refused,
+    clean_environment,
+    ddplaunch_command,
+    run_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +106,67 @@ def test_too_few_are_free_and_the_error_says_who_has_them(hold, machine, tmp_pat
     assert "Error: 2 free GPUs requested, but 1 of 4 is free after 1.0 s" in late.stderr
     file.unlink()
     assert job.wait() == 0
+
+
+OTHER_USER = """
+python=$1 uid=$2 gid=$3
+shift 3
+# Python may be in a home that only its owner enters: here, and only for this process, it has no such home around it.
+python_home=$(dirname "$(dirname "$python")")
+if ! setpriv --reuid "$uid" --regid "$gid" --clear-groups test -x "$python"; then
+  closed=/$(echo "$python_home" | cut -d/ -f2)
+  mount --bind "$python_home" /mnt
+  mount -t tmpfs -o mode=755 none "$closed"
+  mkdir -p "$python_home"
+  mount --move /mnt "$python_home"
+fi
+exec setpriv --reuid "$uid" --regid "$gid" --clear-groups --inh-caps=-all "$@"
+"""
+"""Runs a command as another user: $1 is the interpreter itself, $2 and $3 are the user and the group."""
+
+
+class OtherUsersRun(BackgroundCommand):
+    """A launcher of the user nobody."""
+
+    def __init__(self, folder, words, env):
+        user = pwd.getpwnam("nobody")
+        folder.mkdir()
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        library = Path(env["LD_LIBRARY_PATH"])
+        for each in {library, *library.parents, *folder.parents}:
+            each.chmod(each.stat().st_mode | 0o011)
+        home = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"), str(folder))
+        switch = ["unshare", "--mount", "sh", "-ec", OTHER_USER, "sh", os.path.realpath(sys.executable)]
+        command = [*switch, str(user.pw_uid), str(user.pw_gid), *ddplaunch_command("run", *words)]
+        self.out, self.err = folder / "out", folder / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            given = {"cwd": folder, "env": clean_environment({**env, **home}), "stdin": subprocess.DEVNULL}
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, **given)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
+def test_two_users_wait_in_one_line(hold, machine, tmp_path):
+    """The second user's launcher may neither write to the first one's files nor signal its processes."""
+    env = machine(4)
+    first, file = hold("--gpus", "free:2", env=env)
+    assert visible(first) == "0,1"
+    refused = OtherUsersRun(tmp_path / "a", ("--gpus", "free:3", *shell("true")), env)
+    assert refused.wait() == 69, refused.stderr()
+    assert f"ddplaunch: GPUs 0-1: root, run of PID {first.process.pid}, " in refused.stderr()
+    assert "Error: 3 free GPUs requested, but 2 of 4 are free" in refused.stderr()
+
+    (theirs := tmp_path / "theirs").touch()
+    second = OtherUsersRun(tmp_path / "b", ("--gpus", "free:3", "--wait", "60", *shell(HOLD, theirs)), env)
+    wait_for(second, "waiting for 3 free GPUs")
+    third, last = hold("--gpus", "free:1", "--wait", "60", env=env)
+    wait_for(third, "waiting for 1 free GPU")
+    file.unlink()
+    assert first.wait() == 0
+    assert (visible(second), visible(third)) == ("0,1,2", "3")
+    for each in (theirs, last):
+        each.unlink()
+    assert (second.wait(), third.wait()) == (0, 0)
 
 
 def test_memory_that_no_visible_process_has_counts(machine, tmp_path):
