@@ -110,7 +110,7 @@ class ManualRendezvous:
         if isinstance(hello, JoinDeclined) or hello.run_id != RUN_ID:
             return "it belongs to a job, and node 0 runs ddplaunch doctor"
         if hello.nnodes != str(self._nnodes):
-            return f"node 0 has --nnodes {self._nnodes}, and it has --nnodes {hello.nnodes}"
+            return f"it has --nnodes {hello.nnodes}, and node 0 has --nnodes {self._nnodes}"
         rank = hello.node_spec.node_rank
         if not 0 < rank < self._nnodes:
             return f"node rank {rank} is not among 1 to {self._nnodes - 1}"

@@ -75,7 +75,7 @@ def test_node_0_refuses_a_node_of_another_group():
         HELLO: None,
         JoinDeclined(1, "n1", "broken", None, "train"): "it belongs to a job, and node 0 runs ddplaunch doctor",
         replace(HELLO, run_id="train"): "it belongs to a job, and node 0 runs ddplaunch doctor",
-        replace(HELLO, nnodes="2"): "node 0 has --nnodes 3, and it has --nnodes 2",
+        replace(HELLO, nnodes="2"): "it has --nnodes 2, and node 0 has --nnodes 3",
         replace(HELLO, node_spec=NodeSpec(0, "n1", ("cpu",))): "node rank 0 is not among 1 to 2",
         replace(HELLO, node_spec=NodeSpec(3, "n1", ("cpu",))): "node rank 3 is not among 1 to 2",
     }
