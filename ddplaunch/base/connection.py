@@ -39,7 +39,7 @@ class Connection(Generic[M]):
         max_bytes: int = MAX_FRAME_BYTES,
         max_send_buffer: int = MAX_SEND_BUFFER,
     ) -> None:
-        """Takes over ``sock``. ``max_bytes``: of a received frame; ``max_send_buffer``: of unsent bytes."""
+        """Take ownership of ``sock``. ``max_bytes`` limits a received frame, ``max_send_buffer`` the unsent bytes."""
         sock.setblocking(False)
         self.here = self.there = ""
         """The local and the peer's address of this connection, as literals; "" for a socket that was reset."""
@@ -67,7 +67,7 @@ class Connection(Generic[M]):
 
     @property
     def unsent_bytes(self) -> int:
-        """Size of the send buffer."""
+        """Number of bytes in the send buffer, which wait to be sent; 0 once the connection is closed."""
         return self._unsent if self.is_open else 0
 
     def set_accepted_types(self, accepted_types: Iterable[type[M]], max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -110,7 +110,7 @@ class Connection(Generic[M]):
             self._drop_callbacks()
 
     def _drop_callbacks(self) -> None:
-        """Drop the callbacks: their owner often references this object, a cycle that only the collector frees."""
+        """Replace both callbacks by no-ops: this breaks a reference cycle between the connection and its owner."""
         self.on_message, self.on_lost = lambda message: None, lambda why: None
 
     def _fail(self, why: str) -> None:
@@ -161,7 +161,7 @@ class Connection(Generic[M]):
                 self._close_socket()
 
     def _next_buffers(self) -> list[bytes | memoryview]:
-        """The next frames of the send buffer, without copying them."""
+        """Return views of the next frames in the send buffer for one ``sendmsg`` call, without a copy."""
         first, *others = islice(self._send_queue, _MAX_IOVECS)
         return [memoryview(first)[self._first_sent :], *others]
 

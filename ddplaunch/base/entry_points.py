@@ -1,4 +1,4 @@
-"""Entry points of installed packages, read without importlib.metadata, whose import takes longer than all of this.
+"""Reads the entry points of installed packages without importlib.metadata, which is slow to import.
 
 What is read is the file entry_points.txt of each ``*.dist-info`` and ``*.egg-info`` folder on ``sys.path``
 (packaging.python.org/specifications/entry-points); 160 packages take 0.5 ms.
@@ -17,7 +17,7 @@ _MAX_BYTES = 1 << 16
 
 
 class EntryPoint(NamedTuple):
-    """A name that an installed package gives to an object of its own."""
+    """One entry point of an installed package: its name, and the module and attribute that it refers to."""
 
     name: str
     module: str
@@ -26,7 +26,7 @@ class EntryPoint(NamedTuple):
 
 
 def find_entry_points(group: str, folders: Sequence[str] | None = None) -> list[EntryPoint]:
-    """Find the entry points of a group; if a distribution is installed twice, those of the first on ``sys.path``."""
+    """Find the entry points of a group; of a distribution that is installed twice, use the first on ``sys.path``."""
     entry_points: list[EntryPoint] = []
     seen: set[str] = set()
     for folder in sys.path if folders is None else folders:

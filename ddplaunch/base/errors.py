@@ -1,4 +1,4 @@
-"""Exceptions with exit code and hint that only the CLI prints, the launcher's exit codes, and sanitizing of texts.
+"""The launcher's exit codes, exceptions that carry an exit code and a hint, and functions that sanitize text.
 
 docs/variables.md quotes the text below each exit code.
 """
@@ -36,7 +36,7 @@ EXIT_SIGNAL = 128
 
 
 class LaunchError(Exception):
-    """An error that a user can fix: what is wrong, with the values compared, and as hint what to do.
+    """An error that a user can fix; the message states what is wrong, the hint what to do about it.
 
     Printed in at most three lines, without a traceback of ddplaunch.
     """
@@ -57,9 +57,9 @@ class UsageError(LaunchError):
     exit_code = EXIT_USAGE
 
 
-MAX_TEXT_CHARS = 64 << 10  # of a message or traceback; the middle of a longer one is left out
-MAX_LINE_CHARS = 1000  # of a line: a hint, or one of a rank's last lines
-MAX_TAIL_LINES = 12  # of a rank's output, in its failure
+MAX_TEXT_CHARS = 64 << 10  # limit of a message or traceback; the middle of a longer one is left out
+MAX_LINE_CHARS = 1000  # limit of one line: a hint, or one of a rank's last lines
+MAX_TAIL_LINES = 12  # how many last lines of a rank's output its failure has
 
 _SGR_SEQUENCES = r"\x1b\[[0-9;:]*m"  # colours and weights in a terminal (SGR of ECMA-48)
 _CONTROL_CHARS = (

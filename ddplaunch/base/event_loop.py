@@ -18,7 +18,7 @@ _MAX_CANCELLED_TIMERS = 256  # with more timers, remove cancelled ones
 
 
 class Timer:
-    """A scheduled call, unless cancelled."""
+    """A callback that the event loop calls once at a given time, unless the timer is cancelled first."""
 
     def __init__(self, callback: Callback, when: float) -> None:
         self.callback: Callback | None = callback
@@ -32,7 +32,7 @@ class Timers:
     """A group of timers that are cancelled together."""
 
     def __init__(self, call_later: Callable[[float, Callback], Timer]) -> None:
-        """``call_later`` is the loop's."""
+        """``call_later`` is that method of the event loop."""
         self._call_later = call_later
         self._all: list[Timer] = []
 
@@ -86,7 +86,7 @@ class EventLoop:
         return timer
 
     def call_soon(self, callback: Callback) -> None:
-        """Call ``callback`` at the end of this round, so that a reply never runs inside the call that requested it."""
+        """Call ``callback`` at the end of the current loop iteration, never inside the call that schedules it."""
         self._soon.append(callback)
 
     @property
@@ -96,7 +96,7 @@ class EventLoop:
     def add_signal_handlers(
         self, numbers: Iterable[int], callback: Callable[[int], None], *, even_if_ignored: Iterable[int] = ()
     ) -> None:
-        """Call ``callback`` with each of these signals, after the callbacks that were added before.
+        """Call ``callback`` with the signal number whenever one of these signals arrives, after earlier callbacks.
 
         A signal that was inherited as ignored (nohup) stays ignored, unless it is in ``even_if_ignored``. The signals
         are unblocked here: until now they may have been blocked, so that none was lost or killed the launcher.
@@ -138,7 +138,7 @@ class EventLoop:
             self._soon.popleft()()
 
     def _pop_cancelled_timers(self) -> bool:
-        """Remove cancelled timers from the front, reorder postponed ones; return whether a timer is left."""
+        """Remove cancelled timers at the front of the heap, reorder postponed ones; return whether a timer is left."""
         while self._timers:
             when, _, timer = self._timers[0]
             if timer.callback is None:
@@ -151,14 +151,14 @@ class EventLoop:
 
 
 class WakeTimer:
-    """The one timer of whatever runs a machine: for the machine's next deadline."""
+    """A timer for the next deadline of a state machine; a new deadline replaces the previous one."""
 
     def __init__(self, loop: EventLoop, on_due: Callback) -> None:
         self._loop, self._on_due = loop, on_due
         self._timer: Timer | None = None
 
     def set(self, at: float | None) -> None:
-        """Set the timer, or cancel it; one that is only postponed is moved, which does not wake the loop."""
+        """Set the deadline, or cancel it if ``at`` is None; a later deadline reuses the timer that is already set."""
         timer = self._timer
         if at is not None and timer is not None and timer.callback is not None and timer.when <= at:
             timer.when = at

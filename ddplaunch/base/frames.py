@@ -19,7 +19,7 @@ class ProtocolError(Exception):
 
 
 def encode_frame(body: bytes) -> bytes:
-    """Return the frame of a message."""
+    """Return the frame of a message body: its length in four bytes, then the body."""
     return LENGTH.pack(len(body)) + body
 
 
@@ -38,7 +38,7 @@ def read_frame(sock: socket.socket, max_bytes: int, deadline: float = math.inf) 
 
 
 def read_exactly(sock: socket.socket, count: int, deadline: float = math.inf) -> bytes:
-    """Read ``count`` bytes, as ``read_frame`` does; without ``deadline`` with the socket's own timeout."""
+    """Read exactly ``count`` bytes until ``deadline``; without a deadline, the socket's own timeout applies."""
     data = bytearray()
     while len(data) < count:
         if deadline < math.inf:

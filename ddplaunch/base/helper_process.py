@@ -1,4 +1,4 @@
-"""Helper processes: make calls that may hang, and reply on stdout while the event loop goes on."""
+"""Helper processes, which make calls that may hang, so that the event loop does not block; they reply on stdout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.base.safe_files import current_folder
 
 
 class HelperProcess:
-    """One helper process, from its start until ``close``; with a timeout."""
+    """A child process that makes calls which may hang; the event loop reads its output and enforces a timeout."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class HelperProcess:
         environ: Mapping[str, str] | None = None,
         preexec_fn: Callback | None = None,
     ) -> None:
-        """``on_output`` gets stdout as it comes, b"" at its end; ``on_timeout`` is called after ``deadline`` seconds.
+        """Start it; ``on_output`` gets its stdout, then b""; ``on_timeout`` is called after ``deadline`` seconds.
 
         ``pipe_stdin``: it reads requests from stdin (``write``). ``merge_stderr``: ``on_output`` gets its stderr too.
         ``preexec_fn`` is called in the child.
@@ -67,7 +67,7 @@ class HelperProcess:
             pass
 
     def close_stdin(self) -> None:
-        """End its input."""
+        """Close the stdin pipe of the helper process."""
         assert self._child.stdin
         self._child.stdin.close()
 
@@ -78,7 +78,7 @@ class HelperProcess:
         self._timer = None if deadline is None else self._loop.call_later(deadline, self._on_timeout)
 
     def close(self) -> None:
-        """Kill the process and close its pipes; give up on one in uninterruptible sleep (state D)."""
+        """Kill the process and close its pipes; do not wait for a process in uninterruptible sleep (state D)."""
         if self._pipe.closed:
             return
         self.set_deadline(None)

@@ -1,4 +1,4 @@
-"""The inherited signal state of this process: SIGCHLD is reset for the launcher; ranks get the rest."""
+"""The signal state that this process inherited; the launcher resets SIGCHLD, and keeps the state for its ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 class SignalState:
-    """Which signals were ignored and blocked when the process started."""
+    """Whether SIGCHLD was ignored, and which signals were blocked, when this process started."""
 
     def __init__(self) -> None:
         self.ignores_children = False  # SIGCHLD: the kernel then reaps children, and no exit status is left

@@ -1,4 +1,4 @@
-"""Unix sockets for processes of the same user: their private folders, and the user of the peer."""
+"""Unix sockets for processes of the same user: private folders for them, and a check of the peer's uid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 
 
 def socket_dir_candidates(name: str) -> list[str]:
-    """Possible paths of a private folder, the best first; a client with other variables searches all."""
+    """Return possible paths of the private folder ``name`` for Unix sockets, the best first; a client searches all."""
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parents = [each for each in (runtime, f"/run/user/{user}") if os.path.isabs(each)]

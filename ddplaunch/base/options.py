@@ -69,26 +69,26 @@ _UNITS = (("h", 3600), ("m", 60))
 
 
 def option_words(spelling: str, text: str) -> tuple[str, ...]:
-    """Return the words of an option with its value: one word if the value would be read as an option."""
+    """Return an option and its value as words of a command line; "--name=value" if the value begins with a dash."""
     return (f"{spelling}={text}",) if text.startswith("-") else (spelling, text)
 
 
 class Option(Struct, frozen=True):
-    """An option, in the ``Annotated`` of its field; or an argument, which begins without a dash."""
+    """Declaration of a command-line option, or of an argument, in the ``Annotated`` type of an option group's field."""
 
     spelling: str  # "-m --module", "--grace TIME"; a metavar in lower case is the list of valid values: "tcp|none"
     help: str = ""
     read: Read | None = None
     write: Callable[[Any], str] = format_value  # the inverse of ``read``
-    envvar: str | None = None  # of a name of its own; see ``variable``
+    envvar: str | None = None  # the environment variable, if its name is not made from the spelling; see ``variable``
     has_variable: bool = True
     off: str | None = None  # the spelling for "no" of a flag with three states: yes, no, unset
     completion: str | None = None  # how a shell completes its value: as "file", "folder" or "any" path
     is_common: bool = False  # it is in the short help too
     in_project: bool = False  # a project's pyproject.toml may set it; never if it runs a command or connects to a host
     in_user_file: bool = False  # the user's own ddplaunch.toml may set it, in its table [run]
-    is_local: bool = False  # it is for this command alone: the commands of the other nodes do not get it
-    # These come from the field:
+    is_local: bool = False  # the commands of the other nodes are made without it
+    # These are filled in from the field that declares the option:
     name: str = ""
     default: Any = None
     is_flag: bool = False
@@ -96,12 +96,12 @@ class Option(Struct, frozen=True):
 
     @property
     def opts(self) -> list[str]:
-        """Its spellings, the longest last."""
+        """The spellings of the option, the longest last: "-m", "--module"."""
         return [word for word in self.spelling.split() if word.startswith("-")] or [self.name]
 
     @property
     def variable(self) -> str | None:
-        """The variable that sets it, if it is not on the command line: DDPLAUNCH_NPROC."""
+        """The environment variable that sets the option if the command line does not: DDPLAUNCH_NPROC."""
         if self.is_argument or not self.has_variable:
             return None
         return self.envvar or VARIABLE_PREFIX + self.opts[-1].strip("-").replace("-", "_").upper()
@@ -112,7 +112,7 @@ class Option(Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The only valid values, if there are any."""
+        """The valid values of an option that accepts only a few words; () for any other option."""
         return tuple(self.metavar.split("|")) if self.metavar and self.metavar.islower() else ()
 
     @property
@@ -130,7 +130,7 @@ class Option(Struct, frozen=True):
                 yield from option_words(self.opts[-1], self.write(each))
 
     def to_click(self) -> click.Parameter:
-        """Return the option or argument of click."""
+        """Return this option as an option, or an argument, of click."""
         kind: click.ParamType[Any] | None = None
         if self.is_argument:
             return click.Argument([self.name], nargs=-1 if self.multiple else 1, type=PathType())
@@ -154,7 +154,7 @@ class Option(Struct, frozen=True):
         return click.Option([*self.opts, self.name], metavar=metavar, type=kind, multiple=self.multiple, **how)
 
     def _read_for_click(self, context: click.Context, param: click.Parameter, text: Any) -> Any:
-        """Convert a value; an error about one from a variable names the variable."""
+        """Convert the text that click has parsed; an error names the environment variable that the text comes from."""
         assert self.read is not None
         try:
             return self.read(self, text)
@@ -165,23 +165,23 @@ class Option(Struct, frozen=True):
 
 
 class _TextType(click.types.StringParamType):
-    """One value of a repeatable option; click would split that of a variable at its spaces."""
+    """Type of a repeatable option: an environment variable sets one value, and is not split at spaces as in click."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
 
 
 class OptionGroup(Struct, frozen=True):
-    """The options of one subject, which are together in the help."""
+    """Base class of groups of options on one subject, which are listed together in the help."""
 
     heading: ClassVar[str] = "Other"
-    """The heading of the help that they are under."""
+    """The heading above these options in the help."""
 
     after: ClassVar[str] = ""
     """For a feature's group: the option, by its Python name, that it follows in the help."""
 
     def check_target(self, options: Options) -> None:
-        """Raise UsageError if these options do not fit the target; also called by ``submit``, outside the cluster."""
+        """Raise UsageError if these options do not fit the target; ``submit`` calls it too, when it submits the job."""
 
     def check_contradictions(self, options: Options) -> None:
         """Raise UsageError if these options contradict each other or others, with the values of the cluster."""
@@ -189,7 +189,7 @@ class OptionGroup(Struct, frozen=True):
 
 @cache
 def declared_options(kind: type[OptionGroup]) -> tuple[Option, ...]:
-    """Return the options of a group, completed with what their fields say."""
+    """Return the options of a group, each with the name, default and type of its field."""
     options = []
     for name, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
         value_type, option = get_args(kind.__annotations__[name])
@@ -200,10 +200,10 @@ def declared_options(kind: type[OptionGroup]) -> tuple[Option, ...]:
 
 
 class Options:
-    """The values of all groups, and where each comes from; immutable."""
+    """The values of the options in all groups, and the source of each value; immutable."""
 
     def __init__(self, groups: Mapping[type[OptionGroup], OptionGroup], sources: Mapping[str, OptionSource]) -> None:
-        """``sources``: of each value, by the name of the option."""
+        """``sources`` maps the name of each option to the source of its value."""
         self._groups = groups
         self.sources = sources
 
@@ -211,7 +211,7 @@ class Options:
     def from_click(
         cls, kinds: Iterable[type[OptionGroup]], context: click.Context, from_variables: Collection[str] = ()
     ) -> Options:
-        """Return the values that click has parsed; options that the command does not have keep their defaults.
+        """Create from the values that click has parsed; options that the command does not have keep their defaults.
 
         ``from_variables``: spellings of options that come from a variable although click found them in the words.
         """
@@ -226,12 +226,12 @@ class Options:
         return cls(groups, sources)
 
     def __getitem__(self, kind: type[G]) -> G:
-        """Return the values of a group; the defaults if the command does not have it."""
+        """Return the values of a group of options; their defaults if the command does not have this group."""
         group = self._groups.get(kind)
         return group if isinstance(group, kind) else kind()
 
     def value(self, name: str) -> Any:
-        """Return the value of an option of a feature that may be missing; None without it."""
+        """Return the value of an option by name; None if no group has it, as when its feature is not installed."""
         return next((getattr(each, name) for each in self._groups.values() if name in each.__struct_fields__), None)
 
     def check_target(self) -> None:
@@ -240,12 +240,12 @@ class Options:
             group.check_target(self)
 
     def check_contradictions(self) -> None:
-        """Raise UsageError if options contradict each other; these have the values of the cluster."""
+        """Raise UsageError if options contradict each other; needs the values from the cluster environment."""
         for group in self._groups.values():
             group.check_contradictions(self)
 
     def is_set(self, name: str) -> bool:
-        """Whether the user has set an option, on the command line or by a variable; False if there is none."""
+        """Whether the user has set an option, on the command line or by a variable; False if no such option exists."""
         return self.sources.get(name) in (OptionSource.TYPED, OptionSource.VARIABLE)
 
     @property
@@ -254,7 +254,7 @@ class Options:
         return tuple(name for name, source in self.sources.items() if source is OptionSource.CLUSTER)
 
     def with_values(self, source: OptionSource, changes: Mapping[str, object]) -> Options:
-        """Return a copy with these values from ``source``, by the names of the options."""
+        """Return a copy with the values in ``changes``, keyed by option name, and ``source`` as their source."""
         assert changes.keys() <= self.sources.keys()
         groups = {
             kind: msgspec.structs.replace(group, **{n: changes[n] for n in kind.__struct_fields__ if n in changes})
@@ -263,7 +263,7 @@ class Options:
         return Options(groups, {**self.sources, **dict.fromkeys(changes, source)})
 
     def with_defaults(self, source: OptionSource, defaults: Mapping[str, object]) -> Options:
-        """Return a copy with those of these values that the user has not set; None is skipped.
+        """Return a copy in which ``defaults`` fill in the options that the user has not set; None values are skipped.
 
         A project's defaults have precedence over the cluster environment, but not over --hosts.
         """
@@ -274,7 +274,7 @@ class Options:
         return self.with_values(source, unset)
 
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
-        """Return the command line of what the user or the project has set, without ``excluded`` and local options."""
+        """Yield the options that the user or a configuration file has set, as words; not ``excluded`` or local ones."""
         for kind, group in self._groups.items():
             for option in declared_options(kind):
                 is_chosen = self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE
@@ -283,7 +283,7 @@ class Options:
 
 
 class PathType(click.Path):
-    """Accepts any text; a shell completes it as a path, or as a function in a file."""
+    """Type of click for paths: accepts any text; a shell completes it as a path, or as a function in a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value
@@ -306,7 +306,7 @@ def _functions(path: str) -> list[str]:
 
 
 class ChoiceType(click.Choice):  # type: ignore[type-arg]  # not generic before click 8.2
-    """One of several words; the error suggests the closest one."""
+    """Type of click for an option with a few valid words; the error for any other word suggests the closest one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in self.choices or param is None or ctx is None:
@@ -319,7 +319,7 @@ class ChoiceType(click.Choice):  # type: ignore[type-arg]  # not generic before 
 
 
 class FlagType(click.types.BoolParamType):
-    """A flag, which an environment variable can set too."""
+    """Type of click for flags; an invalid value of the environment variable that sets one is a UsageError."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Leaves secrets out of the command lines that are recorded: values of options named so, and what looks like a key."""
+"""Removes secrets from recorded command lines: values of options like --api-key, and words that look like keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _URL_PASSWORD = r"(?<=://)([^/@\s:]*):[^/@\s]+(?=@)"
 
 
 def recorded_argv() -> tuple[str, ...]:
-    """Return the command line of this process as it is recorded."""
+    """Return the command line of this process for a record, with HIDDEN in place of secrets."""
     return ("ddplaunch", *redact_words(sys.argv[1:]))
 
 
@@ -46,12 +46,12 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def has_secret(words: Sequence[str]) -> bool:
-    """Whether words of a recorded command line were replaced."""
+    """Whether a recorded command line has HIDDEN in place of a secret."""
     return any(HIDDEN in word for word in words)
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether this is the value of an option or a setting with this name: --api-key, +logger.token, HF_TOKEN."""
+    """Whether ``value`` is a secret, judged by the option or setting it is for: --api-key, +logger.token, HF_TOKEN."""
     parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if part]
     if not parts or not value or value.startswith("--"):
         return False

@@ -1,4 +1,4 @@
-"""Whether ddplaunch was installed again, or removed, since this process has started: later imports then fail."""
+"""Detects that ddplaunch was reinstalled or removed while this process runs, so that later imports may fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REINSTALLED_TEXT = "ddplaunch was installed anew or removed while this command r
 
 
 def was_reinstalled(folder: str = PACKAGE_DIR, loaded_at: float = _LOADED_AT) -> bool:
-    """Return whether the files of the package are newer than this process, or gone."""
+    """Whether files of the ddplaunch package were replaced or removed since this process loaded it."""
     try:
         return max(os.stat(os.path.join(folder, *each)).st_ctime for each in _FILES) > loaded_at
     except OSError:

@@ -45,7 +45,7 @@ def read_user_file(path: str, max_bytes: int) -> bytes:
 
 
 def _read_first_chunk(fifo: int, path: str) -> bytes:
-    """Wait for a writer of a FIFO; return the first bytes."""
+    """Wait until another process has opened the FIFO for writing; return the first bytes, b"" if there are none yet."""
     poll = select.poll()
     poll.register(fifo, 0)  # for POLLHUP: there was a writer
     deadline = time.monotonic() + FIFO_OPEN_TIMEOUT_S
@@ -93,7 +93,7 @@ def open_for_writing(path: str, flags: int, mode: int = 0o644) -> int:
 
 
 def current_folder() -> str:
-    """The path of the current folder; the one that it had, if it was removed meanwhile, as work trees are."""
+    """Return the path of the current folder; if the folder was removed, return the path that it had."""
     try:
         return os.getcwd()
     except OSError:
@@ -105,7 +105,7 @@ def current_folder() -> str:
 
 
 TEMP_PARENT_VARIABLE = "DDPLAUNCH_TMPDIR"
-"""A folder for temporary folders that another launcher removes: it may kill this one and what would remove them."""
+"""Variable: parent of temporary folders; the launcher that sets it removes them, even if this launcher is killed."""
 
 
 def make_private_dir(name: str) -> str | None:
@@ -123,7 +123,7 @@ def make_private_dir(name: str) -> str | None:
 
 
 def _check_regular_file(fd: int, path: str) -> int:
-    """Return the owner's uid; raise OSError if this is not a regular file."""
+    """Return the uid of the owner of an open file; raise OSError if it is not a regular file."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)

@@ -50,7 +50,7 @@ def parse_frame_line(found: re.Match[str], folder: str, package: str) -> Frame:
 
 
 def make_frame(function: str, path: str, line: int, folder: str, package: str = PACKAGE_DIR) -> Frame:
-    """Return a frame with the path relative to ``folder``, and whether it is user code."""
+    """Create a frame; a path below ``folder`` becomes relative, and ``own`` states whether it is user code."""
     is_internal = path.startswith(os.path.join(package, ""))
     own = not is_internal and not _INSTALLED.search(path)
     below = os.path.join(folder, "")
@@ -65,7 +65,7 @@ def is_internal_file(path: str, package: str = PACKAGE_DIR) -> bool:
 
 
 def strip_internal_frames(frames: Iterable[Frame], package: str) -> tuple[Frame, ...]:
-    """Remove ddplaunch's frames, and the outermost ones of runpy."""
+    """Remove the frames of ddplaunch's own files from a stack, and the outermost frames of runpy."""
     stripped = [frame for frame in frames if not is_internal_file(frame.file, package)]
     while stripped and is_module_start(stripped[-1]):
         stripped.pop()
@@ -78,7 +78,7 @@ def is_module_start(frame: Frame) -> bool:
 
 
 def unescape(text: str) -> str:
-    """Undo faulthandler's escapes; control characters are escaped for terminals instead."""
+    """Decode the escapes that faulthandler writes for non-ASCII characters; escape control characters for printing."""
 
     def character(found: re.Match[str]) -> str:
         number = int(next(filter(None, found.groups())), 16)

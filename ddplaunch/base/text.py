@@ -11,7 +11,7 @@ MAX_LISTED_NAMES = 8
 
 
 def join_names(names: Iterable[str]) -> str:
-    """List some names, the first of many."""
+    """Join names to a list for a sentence; only the first ones of many are listed."""
     listed = list(names)
     more = f" and {len(listed) - MAX_LISTED_NAMES} more" if len(listed) > MAX_LISTED_NAMES else ""
     return ", ".join(listed[:MAX_LISTED_NAMES]) + more
@@ -56,7 +56,7 @@ def edit_distance(word: str, other: str) -> int:
 
 
 def display_width(text: str) -> int:
-    """Terminal columns that a text without control characters takes."""
+    """Return how many terminal columns a text without control characters takes."""
     if text.isascii():
         return len(text)
 
@@ -72,7 +72,7 @@ def signal_name(number: int) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """Minutes and seconds, as in "00:12"."""
+    """Format a duration in minutes and seconds: "00:12"."""
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 
 
@@ -88,7 +88,7 @@ def group_consecutive(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def format_ranks(numbers: Iterable[int]) -> str:
-    """Name ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; the first of many."""
+    """Format a list of ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; only the first ones of many."""
     listed = sorted(set(numbers))
     parts: list[str] = []
     for run in group_consecutive(listed):
@@ -103,12 +103,12 @@ def format_ranks(numbers: Iterable[int]) -> str:
 
 
 def format_rank_range(first: int, last: int) -> str:
-    """Name the ranks that there are: "ranks 0 to 3", "rank 0 only"."""
+    """Format the range of the ranks that exist: "ranks 0 to 3", "rank 0 only"."""
     return f"ranks {first} to {last}" if last > first else f"rank {first} only"
 
 
 def format_elapsed(seconds: float) -> str:
-    """A time in its two largest units: "0.4s", "12s", "3m12s", "2h05m", "3d04h"."""
+    """Format a duration in its two largest units: "0.4s", "12s", "3m12s", "2h05m", "3d04h"."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f}s"
     whole = round(seconds)
@@ -119,7 +119,7 @@ def format_elapsed(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time for a sentence, without units that do not matter: "0.4 s", "2 min 5 s", "12 min", "3 h 12 min"."""
+    """Format a duration for a sentence, without small units that do not matter: "0.4 s", "2 min 5 s", "3 h 12 min"."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     whole = round(seconds)
@@ -131,7 +131,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(count: int) -> str:
-    """Bytes in the largest unit that leaves a digit before the point: "312 KiB", "1.4 GiB"."""
+    """Format a number of bytes in the largest unit in which it is at least 1: "312 KiB", "1.4 GiB"."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:

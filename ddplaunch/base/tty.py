@@ -1,4 +1,4 @@
-"""The user's terminal: detection, size, restoring its settings after a program was killed at a prompt, single keys.
+"""The user's terminal: detects it, reads its size and single keys, restores its settings after a killed program.
 
 Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
 """
@@ -148,7 +148,7 @@ class KeyDecoder:
 
 
 def in_foreground(fd: int) -> bool:
-    """Whether a descriptor is a terminal and this process group its foreground process group."""
+    """Whether a descriptor is a terminal, and this process belongs to its foreground process group."""
     try:
         return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:

@@ -1,4 +1,4 @@
-"""The types of message fields, and the only way from JSON to such types and back.
+"""The types of message fields, and the functions that parse them from JSON and encode them as JSON.
 
 All that comes from another process or a file, which may be broken or hostile, is checked on arrival: a number or a name
 out of its bounds makes the message invalid, a text to print is sanitized. Constraints between fields are checked in the
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 JsonObject = dict[str, JsonValue]
-"""What is written as JSON; what is read has a type of its own."""
+"""The type of values that are written as JSON; values that are read are parsed to more precise types."""
 
 MAX_COUNT = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 MAX_PATH = 4096  # characters
@@ -37,9 +37,9 @@ AttemptNumber = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]  # of an attempt: -1 b
 Restarts = Annotated[int, Meta(ge=0, le=_MAX_INT)]
 Pid = Annotated[int, Meta(ge=0, le=1 << 31)]
 Size = Annotated[int, Meta(ge=0, le=_MAX_INT)]  # bytes, ticks, counters of a run
-Number = Annotated[int, Meta(ge=-1, le=_MAX_INT)]  # of a collective in its group, or of a line of a file
+Number = Annotated[int, Meta(ge=-1, le=_MAX_INT)]  # the number of a collective in its group, or of a line in a file
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
-ExitStatus = Annotated[int, Meta(ge=-64, le=255)]  # of a process: -N for signal N
+ExitStatus = Annotated[int, Meta(ge=-64, le=255)]  # the exit status of a process: -N for signal N
 Signal = Annotated[int, Meta(ge=1, le=64)]
 Timestamp = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since the epoch
 Seconds = Annotated[float, Meta(ge=0, le=WEEK_S)]
@@ -50,7 +50,7 @@ IntTable = tuple[Size, ...]  # numbers, row after row
 
 
 def _check_name(text: str, *, limit: int = 255, in_path: bool = False) -> str:
-    """Check a name: not sanitized but rejected, as it is compared, or becomes part of a path or a variable."""
+    """Raise ValueError for an unsafe name, which is not sanitized because it is compared or used in paths."""
     leaves_folder = in_path and (text.startswith(".") or "/" in text)
     if len(text) > limit or not text.isprintable() or leaves_folder:
         raise ValueError("an invalid name")
@@ -132,7 +132,7 @@ ErrorText = tuple[TextLine, Hint | None]  # of a LaunchError: message and hint
 
 
 class TaggedMessage(Struct, frozen=True, tag=True, tag_field="op", omit_defaults=True):
-    """Base class of what processes send each other: one JSON object, with the class's name as ``op``."""
+    """Base class of messages between processes: each is one JSON object, with the name of its class as ``op``."""
 
 
 _DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
@@ -156,7 +156,7 @@ def decode(body: bytes, accepted_types: Iterable[type[T]]) -> T:
 
 
 def parse(data: bytes | str, kind: type[T]) -> T:
-    """Parse JSON as a ``kind``; ProtocolError if it is invalid."""
+    """Parse JSON text as a value of type ``kind``; raise ProtocolError if it is invalid."""
     try:
         value: T = _decoder((kind,)).decode(data)
         return value
@@ -165,7 +165,7 @@ def parse(data: bytes | str, kind: type[T]) -> T:
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Convert lists, dictionaries, strings and numbers to a ``kind``; ProtocolError if they are invalid."""
+    """Convert lists, dictionaries, strings and numbers to the type ``kind``; ProtocolError if they are invalid."""
     try:
         with _LOCK:
             return msgspec.convert(value, kind, dec_hook=_mend)

@@ -103,11 +103,11 @@ class SplitArgv(Struct, frozen=True):
 
 
 class TranslatedArgv(Struct, frozen=True):
-    """The words to split: as typed, or with torchrun's options translated to ddplaunch's."""
+    """The words of a command line to split: as typed, or with torchrun's options translated to ddplaunch's."""
 
     argv: list[str]
     notes: tuple[str, ...] = ()  # on the translation, for the user
-    is_torchrun: bool = False  # it has an option that only torchrun has, so there are no trailing options
+    is_torchrun: bool = False  # whether an option in ``argv`` exists only in torchrun: no trailing options then
     env_only_options: frozenset[str] = frozenset()
     """Options in ``argv`` that come from torchrun's variables alone: a trailing option may have another value."""
 
@@ -122,7 +122,7 @@ class ArgvGrammar(Struct, frozen=True):
     foreign_names: Mapping[str, str] = field(default_factory=lambda: FOREIGN_OPTION_NAMES)
 
     def after_target(self, options_before: Sequence[str], *, is_torchrun: bool) -> ArgvGrammar:
-        """Return the grammar of the words after the target (rule 2)."""
+        """Return the options that a command accepts in the words after the target (rule 2)."""
         options = {name: takes for name, takes in self.options.items() if name not in TARGET_KIND_OPTIONS}
         if is_torchrun or "--no-python" in options_before:
             return replace(self, options=options, trailing_options=(), ambiguous_options=())
@@ -143,7 +143,7 @@ class ArgvGrammar(Struct, frozen=True):
 
     @property
     def trailing_candidates(self) -> dict[str, bool]:
-        """The options that may be ddplaunch's after the target, and whether they take a value."""
+        """The options that ddplaunch may accept, or finds ambiguous, after the target; whether each takes a value."""
         return {
             name: self.options[name] for name in {*self.trailing_options, *self.ambiguous_options} & self.options.keys()
         }
@@ -226,7 +226,7 @@ def _find_misspelt(
 
 
 def _end_of_trailing(head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, misspelt: Mapping[str, str]) -> int:
-    """Return where the trailing options end; ``--json`` is one only with ``--dry-run``."""
+    """Return the index in ``rest`` where the trailing options end; ``--json`` is one only with ``--dry-run``."""
     trailing = {name: takes for name, takes in grammar.trailing_candidates.items() if name in grammar.trailing_options}
     try:
         end = end_of_options(rest, trailing)
@@ -317,7 +317,7 @@ def _ambiguity_error(
     replacements: Mapping[str, str],
     misspelt: Mapping[str, str],
 ) -> UsageError:
-    """Build the error of rule 4, with the command for each reading, or only the one that makes sense.
+    """Build the error for ambiguous options after the target (rule 4), with the command to type for each meaning.
 
     Args:
         message: what is ambiguous; "" if the words cannot be split because a value is missing, which is shown instead.

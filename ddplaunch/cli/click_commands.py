@@ -167,7 +167,7 @@ def print_left_out() -> None:
 
 
 def _bad_value(error: click.BadParameter) -> str:
-    """Return the message about an invalid value; for a choice in the same form as for ``run``."""
+    """Return the error message for an invalid value; for a choice, in the same form as ``ddplaunch run`` prints."""
     if isinstance(error, click.MissingParameter):
         return _missing_value(error)
     match = re.fullmatch(r"'(.*)' is not one of .*", error.message)
@@ -192,7 +192,7 @@ def _missing_value(error: click.MissingParameter) -> str:
 
 
 class _Bash(BashComplete):
-    """Completes file.py:function too, which bash splits into three words."""
+    """Completion for bash, which splits file.py:function into three words; this class joins them."""
 
     _typed = ""
 
@@ -214,7 +214,7 @@ class _Bash(BashComplete):
 
 
 class _Zsh(ZshComplete):
-    """Loads zsh's own completion first, where ~/.zshrc has not: without it ``compdef`` is an error."""
+    """Completion for zsh; its script loads zsh's completion system first if ~/.zshrc has not loaded it."""
 
     source_template = ZshComplete.source_template.replace(
         "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "

@@ -108,7 +108,7 @@ def open_request(path: str, request: Request[object], timeout: float) -> Iterato
 
 
 def _check_exists(path: str) -> None:
-    """Raise JobEnded if a launcher has removed its socket, which is the first that it does at its end."""
+    """Raise JobEnded if a launcher has removed its control socket, which it does first when it ends."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -195,7 +195,7 @@ def _already_started_error(cluster_env: ClusterEnv, place: RankAssignment, nproc
 
 
 def check_token(token: str | None, name: str = "--token") -> None:
-    """Check that the token is not empty, as that of an unset secret: anyone could join the job.
+    """Raise UsageError if the token is empty, as when a secret is not set: any process could then join the job.
 
     ``name`` is the option it comes from. Without it the variable is checked, since click treats an empty one as unset.
     """
@@ -206,7 +206,7 @@ def check_token(token: str | None, name: str = "--token") -> None:
 
 
 def to_started_rank(cluster_env: ClusterEnv | None) -> ExternalRank | None:
-    """Return this process's rank for the plan, if another launcher has started all ranks."""
+    """Return the place of this process among the ranks if another launcher has started all of them, else None."""
     if cluster_env is None or cluster_env.rank_assignment is None:
         return None
     variables = {

@@ -162,16 +162,16 @@ def read_user_table(path: str, name: str) -> dict[str, Any]:
 class _ConfigFile(Struct, frozen=True):
     path: str
     text: bytes
-    owners: frozenset[int]  # of the file, and of the link that leads to it
+    owners: frozenset[int]  # uids of the owners of the file, and of the symbolic link that leads to it
 
     @property
     def untrusted_owner(self) -> int | None:
-        """The owner, if that is neither the user nor root."""
+        """The uid of an owner of the file who is neither this user nor root; None if there is none."""
         return next(iter(self.owners - {os.geteuid(), 0}), None)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables around ddplaunch's."""
+        """The names of the enclosing TOML tables: ("tool", "ddplaunch") in a pyproject.toml, else ()."""
         return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT_FILE else ()
 
     def heading(self, command: str) -> str:
@@ -179,7 +179,7 @@ class _ConfigFile(Struct, frozen=True):
 
 
 class _UntrustedFile(Struct, frozen=True):
-    """A file that was not read because of its owner."""
+    """A configuration file that was ignored because another user owns it."""
 
     path: str
     note: str

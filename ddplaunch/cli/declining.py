@@ -30,7 +30,7 @@ LINGER_S = 1.0  # for the last message to be delivered
 
 
 def notify_other_nodes(error: UsageError, options: Options, listener_socket: socket.socket | None) -> None:
-    """Make the other nodes end with this error too, unless stdin is a terminal where the command can be repeated.
+    """Send this usage error to the other nodes, which end with it; do nothing if stdin is a terminal.
 
     Return when they know it, or after DECLINE_TIMEOUT_S.
 
@@ -91,7 +91,7 @@ def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_sock
 
 
 class _Refuser:
-    """Refuses every node that joins, with the reason why this one declines."""
+    """Replies to every node that joins with the usage error of this node, so that it ends too."""
 
     def __init__(
         self, loop: EventLoop, config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket

@@ -61,7 +61,7 @@ def _truncate(line: str) -> str:
 
 
 def _distributed_call(failure: RankFailure) -> str:
-    """Where a rank was that lost its connection to an aborted one: ", in all_reduce at train.py:31"; "" if unknown."""
+    """Format the torch.distributed call in which a rank failed: ", in all_reduce at train.py:31"; "" if unknown."""
     frames = parse_traceback(failure.traceback or "", current_folder())
     inside = [frame.function for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
     line = next((frame for frame in frames if frame.own), None)

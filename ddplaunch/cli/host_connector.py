@@ -1,4 +1,4 @@
-"""How a feature runs commands on other hosts, for those that need one: the doctor, the debugger."""
+"""The interface with which features like the doctor and the debugger run commands on other hosts."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class NodeCommand(NamedTuple):
     """A command that runs Python code on a node, with its stdin and stdout."""
 
     host: str
-    address: str  # of the host, for the other nodes; "" in a job of one node
+    address: str  # the address at which the other nodes reach the host; "" in a job of one node
     words: Sequence[str]
     test_command: str = ""  # with which a user can test the connection
 
 
 class HostConnector(ABC):
-    """A feature's way to run commands on other hosts."""
+    """Base class: builds the commands that run a program on another host; a feature implements it."""
 
     @abstractmethod
     def interactive_command(

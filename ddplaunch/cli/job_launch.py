@@ -95,7 +95,7 @@ class NodeJob:
         cluster_env: ClusterEnv | None,
         listener_socket: socket.socket | None,
     ) -> None:
-        """Bind the other ports and open the log folder.
+        """Bind the ports that are not bound yet, and open the log folder.
 
         Raises UsageError if a port is taken, an interface does not exist, or the folder cannot be created.
         """
@@ -231,13 +231,13 @@ class NodeJob:
             print_message(LogMessage(MessageKind.FAILURE, text, {"failure": result.verdict}, human_text=report))
 
     def _was_shown(self, failure: RankFailure) -> bool:
-        """Whether the stderr of a rank was shown here."""
+        """Whether this node showed the stderr of the failed rank while the job ran."""
         rank = next((each for each in self._plan.local_ranks if each.rank == failure.rank), None)
         return rank is not None and 2 in self._show_rules.streams_for(rank)
 
 
 def _write_exit_file(code: int, failed_host: str | None) -> None:
-    """Write the exit code for the batch script, and the host to leave out; srun's code may be that of a killed task."""
+    """Write the job's exit code, and the host that failed, to a file for the batch script; srun's code may differ."""
     path, requeue_path = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
     try:
         if path:

@@ -23,7 +23,7 @@ from ddplaunch.system.processes.process_limits import check_proc
 
 
 def plan_node_zygotes(options: Options, plan: Plan) -> tuple[ZygoteSettings, dict[str, str]]:
-    """Return how this node starts its zygotes, and the variables of the launcher that are for its descendants."""
+    """Return the settings of this node's zygotes, and the environment variables for the launcher's descendants."""
     own = LAUNCHER_VARIABLES.union(OPTION_VARIABLES)
     environ = {name: value for name, value in os.environ.items() if name not in own}
     return ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal), environ
@@ -33,7 +33,7 @@ class NodeStart:
     """The event loop and the process tree of a job that is about to start on this node."""
 
     def __init__(self, options: Options, plan: Plan) -> None:
-        """Start the zygote of a job of one node; that of several nodes starts once the control port is bound.
+        """Start the zygote if the job has one node; with several nodes, it starts once the control port is bound.
 
         Raises UsageError if the value of an option is wrong, and ResourceLimitError if /proc cannot be used, or a limit
         on processes or memory is reached.

@@ -1,4 +1,4 @@
-"""Options of ``run`` by variable, DDPLAUNCH_NPROC=2: click reads them; this module lists them, and who gets them."""
+"""Environment variables that set options of ``run``, like DDPLAUNCH_NPROC=2: lists them, and reports unknown ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_TESTS = f"{VARIABLE_PREFIX}TEST"
 
 
 def drop_variables_of_host(environ: MutableMapping[str, str]) -> None:
-    """Remove the options by variable of a launcher that was started over SSH: it gets all options as words."""
+    """Remove variables that set options from a launcher started over SSH: its command line has all options."""
     if environ.get(OVER_SSH_VARIABLE):
         for name in (_ONLY_OPTIONS - {f"{VARIABLE_PREFIX}DOMAIN"}) & environ.keys():  # that of each host is its own
             del environ[name]
@@ -46,7 +46,7 @@ def _find_near(name: str) -> str | None:
 
 
 def note_unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return notes on variables that look like options, and are none."""
+    """Return notes on DDPLAUNCH_* variables that set no known option."""
     names = [name for name in environ if name.startswith(VARIABLE_PREFIX)]
     if not names or IN_RANK_VARIABLE in environ:
         return ()

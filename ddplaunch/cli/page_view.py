@@ -40,7 +40,7 @@ def render_page(markdown: str, columns: int, *, colour: bool) -> str:
 
 
 class _Code(CodeBlock):
-    """A block of code on the terminal's own background, indented, whose lines are never broken: they are copied."""
+    """A code block, indented, on the terminal's background; its lines are not wrapped, so that users can copy them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         syntax = Syntax("", self.lexer_name, theme="ansi_light", background_color="default")
@@ -54,7 +54,7 @@ class _Page(Markdown):
 
 
 def _without_markup(markdown: str) -> str:
-    """Drop what only a browser shows: pictures, HTML, and addresses of links, which become names of help pages."""
+    """Remove pictures and HTML from Markdown, and replace links by their text or the name of a help page."""
     text = re.sub(r"<!--.*?-->|^<[^>\n]*>$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)(\{[^}\n]*\})?", "", text)
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", _replace_link, text)

@@ -50,7 +50,7 @@ def plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
 
 
 def _pad_rows(rows: Sequence[Sequence[str]]) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Yield each row, and its cells as wide as the columns are."""
+    """Yield each row, and its cells padded to the width of their columns."""
     widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield row, [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]

@@ -88,7 +88,7 @@ def _describe_spares(options: Options) -> str:
 
 
 def subtract_spares(options: Options) -> Options:
-    """Subtract the spares from --nnodes, where that counts all hosts, pods, or nodes of an allocation."""
+    """Subtract --spares from --nnodes; for jobs whose --nnodes counts all hosts, pods or allocated nodes."""
     lowest, highest = options[Nodes].nnodes
     run = highest - options[Elastic].spares
     if run < 1:

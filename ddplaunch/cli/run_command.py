@@ -46,7 +46,7 @@ from ddplaunch.system.target.target import Target
 
 
 class _RunCommand(TargetCommand):
-    """Splits the line, as the options of ``run`` end at the target, then lets click parse the options."""
+    """The click command ``run``: splits the command line at the target, then lets click parse the options before it."""
 
     sections = SECTIONS
     common = COMMON_OPTIONS
@@ -153,7 +153,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
 def _run_instead(
     instead: RunInstead, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> int:
-    """Run the job by a feature, in place of a launcher here; return its exit code."""
+    """Run the job by a feature (as over SSH) instead of a launcher on this machine; return the exit code."""
     FORMATTER.run_id = new_run_id(options, target)
     print_notes(*parse_notes.torchrun_notes, *file_notes, *_lookalikes(parse_notes))
     return instead.run(target, FORMATTER.run_id)
@@ -170,7 +170,7 @@ def _make_plan(
     parse_notes: ParseNotes,
     file_notes: tuple[str, ...],
 ) -> tuple[PlanInputs, ShowRules]:
-    """Return the plan and the ranks whose output is shown; ``instead``: what a dry run is for."""
+    """Return the plan and the rules for shown output; ``instead``: the feature that would run the job, in a dry run."""
     notes = [*parse_notes.torchrun_notes, *file_notes]
     if instead:
         options, note = instead.options_for_dry_run()

@@ -1,4 +1,4 @@
-"""The notice of a start that takes long."""
+"""Shows what the launcher waits for if the start of a job takes long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StartupNotice:
     """Observer that shows what a slow start is waiting for, until every rank has a process."""
 
     def __init__(self, loop: EventLoop, screen: Screen, modules: Sequence[str]) -> None:
-        """``modules``: preloaded for all ranks."""
+        """``modules``: names of the modules that the zygote imports for all ranks."""
         self._loop, self._screen, self._modules = loop, screen, modules
         self._activity = ""  # "importing torch"
         self._pending_ranks = 0  # without a process

@@ -33,7 +33,7 @@ UNKNOWN = ClockOffset(0.0, math.inf)
 
 
 class _Sample(Struct, frozen=True):
-    """One round trip. Its error grows with time, so a newer one of the same quality replaces it."""
+    """The clock offset from one heartbeat and its reply; its error grows with time, so that a newer one replaces it."""
 
     ahead: float
     error: float  # at ``taken``
@@ -87,7 +87,7 @@ class PeerClock:
         return HeartbeatMessage(clock, self._last_received[0], moment - self._last_received[1])
 
     def on_heartbeat(self, heartbeat: HeartbeatMessage, now: ClockReading | None = None) -> None:
-        """Use a heartbeat from the peer; ignored if it answers no own heartbeat, or with a negative round trip."""
+        """Measure the offset by a peer's heartbeat, if it replies to a local one and the round trip is not negative."""
         clock, moment = now or read_clocks()
         self._last_received = heartbeat.clock, moment
         sent_at = None if heartbeat.last_received is None else self._sent.get(heartbeat.last_received)

@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Now(NamedTuple):
-    """The moment of an event: a machine reads no clock."""
+    """The time of an event, on both clocks; state machines get it with the event and read no clock."""
 
     mono: float
     """Monotonic: deadlines and durations."""
@@ -21,11 +21,11 @@ class Now(NamedTuple):
 
 
 class Deadline(Struct, frozen=True):
-    """What a machine does when a moment has come."""
+    """Base class of the keys of deadlines: what a state machine does when the deadline is due."""
 
 
 class Deadlines(Generic[K]):
-    """Moments by key, a frozen value that says what is due, as monotonic times."""
+    """The deadlines of a state machine: monotonic times by key; a key is a frozen value, what is due."""
 
     def __init__(self) -> None:
         self._at: dict[K, float] = {}
@@ -40,7 +40,7 @@ class Deadlines(Generic[K]):
             self._at.pop(key, None)
 
     def cancel_all(self, kind: type[K]) -> None:
-        """Remove those of this type."""
+        """Cancel all deadlines whose key is of this type."""
         for key in [key for key in self._at if isinstance(key, kind)]:
             del self._at[key]
 
@@ -49,11 +49,11 @@ class Deadlines(Generic[K]):
 
     @property
     def next(self) -> float | None:
-        """The earliest moment; None without deadlines."""
+        """The monotonic time of the earliest deadline; None if there is none."""
         return min(self._at.values(), default=None)
 
     def pop_due(self, now: float) -> K | None:
-        """Remove and return the key of the earliest one that is due; what follows from it may cancel the others."""
+        """Remove the earliest deadline that is due and return its key; only one, as its effects may cancel others."""
         key, at = min(self._at.items(), key=itemgetter(1), default=(None, now))
         if key is None or at > now:
             return None

@@ -71,7 +71,7 @@ class AttemptStarted(StoredEvent, frozen=True):
 
 
 class AttemptsOmitted(StoredEvent, frozen=True):
-    """This number of attempts, which came just before this line, is not in the file."""
+    """This many attempts are missing in the stored events, just before this event."""
 
     attempts: Count
 
@@ -97,7 +97,7 @@ class RankStarted(StoredEvent, frozen=True):
 
 
 class ImportMismatch(StoredEvent, frozen=True):
-    """An import of a rank's program did not fit what was preloaded."""
+    """An import of a rank's program did not fit the modules that the zygote had preloaded."""
 
     rank: Count
     outcome: TextLine  # "restarts" as a new interpreter, "continues" with what was preloaded, or "ends"
@@ -132,7 +132,7 @@ class ProgramsStarting(StoredEvent, frozen=True):
 
 
 class ProgramPlanned(StoredEvent, frozen=True):
-    """Another program of the job is known, before it starts."""
+    """A program of the job other than the ranks will be started: its GPUs and address."""
 
     program: TextLine
     kind: TextLine  # "main", "service" or "sidecar"
@@ -141,7 +141,7 @@ class ProgramPlanned(StoredEvent, frozen=True):
 
 
 class ProgramStarted(StoredEvent, frozen=True):
-    """Another program of the job has its process."""
+    """The process of a program other than the ranks has started."""
 
     program: TextLine
     pid: Pid
@@ -216,7 +216,7 @@ _STORED: tuple[type[Any], ...] = (*StoredEvent.__subclasses__(), *_OF_MESSAGES)
 
 
 def event_name(kind: type[Any]) -> str:
-    """The name of an event in events.jsonl and the history: that of its class, "rank_started"."""
+    """Return the name of an event type in events.jsonl and the history, from its class: "rank_started"."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
@@ -242,7 +242,7 @@ _FIELD_NAMES = {"verdict": "failure"}
 
 
 def fields_of_event(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stored event by their names here."""
+    """Return the fields of a stored event, with the names of older records replaced by the current ones."""
     return {**stored, **{name: stored[other] for name, other in _FIELD_NAMES.items() if other in stored}}
 
 
@@ -288,7 +288,7 @@ def event_to_json(event: Event, moment: float, **more: float) -> bytes:
 
 
 def event_from_message(message: messages.Message) -> Event | None:
-    """The event that a control message of node 0 stands for; None if it is a command."""
+    """Return the event that a control message of node 0 reports; None if the message is a command."""
     match message:
         case AttemptEnded() | Restarting() | JobStalled() | NodeLost() | RanksInspected():
             return message

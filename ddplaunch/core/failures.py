@@ -86,7 +86,7 @@ _TIMED_OUT = r"(?i)timed out|timeout"
 
 
 class RankFailure(Struct, frozen=True):
-    """A rank that ended unexpectedly: with an exit code but 0, or by a signal that ddplaunch did not send."""
+    """The unexpected end of a rank: with an exit code other than 0, or by a signal that ddplaunch did not send."""
 
     rank: Count
     local_rank: Count
@@ -115,7 +115,7 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """How it ended, in words."""
+        """How the rank ended, in words: "was ended by SIGKILL (out of memory)"."""
         hint = self.hint or ""
         if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
             cause = PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else "out of memory"
@@ -126,18 +126,18 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def exception_text(self) -> str:
-        """The traceback or the message of its exception; "" without one."""
+        """The traceback of the rank's exception, else its message; "" without an exception."""
         return self.traceback or self.message or ""
 
     @property
     def exception_type(self) -> str | None:
-        """The type of its exception: "ValueError"; None without a recorded exception."""
+        """The type of the rank's exception: "ValueError"; None without a recorded traceback."""
         name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
         return name if self.traceback and name.isidentifier() else None
 
     @property
     def follows_stop_signal(self) -> bool:
-        """Whether a signal that stops a job has ended it: a scheduler sends it to ranks too, and they may be first."""
+        """Whether a stop signal ended the rank: a scheduler sends such a signal to ranks too, which may end first."""
         return self.shell_exit_code - EXIT_SIGNAL in STOP_SIGNALS or self.exception_type == "KeyboardInterrupt"
 
     @property
@@ -153,22 +153,22 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it failed only because a peer was gone."""
+        """Whether the rank failed only because another rank was gone."""
         return is_secondary_error(self.message or "", self.traceback or "")
 
     @property
     def is_timeout(self) -> bool:
-        """Whether it failed because it waited too long for other ranks."""
+        """Whether the rank failed because it waited too long for other ranks."""
         return bool(re.search(_TIMED_OUT, self.message or ""))
 
     @property
     def text_length(self) -> int:
-        """Number of characters of its texts."""
+        """The number of characters in the message, the traceback and the last lines of output."""
         return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Equal for ranks that failed in the same way at the same place."""
+        """A value that is equal for ranks that failed in the same way at the same place."""
         frames = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
         return self.exit_code, self.signal, self.message, tuple(frames)
 
@@ -244,7 +244,7 @@ def first_line(message: str, limit: int = 100) -> str:
 
 
 def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
-    """Yield failures with their full texts, up to ``limit`` characters in all; later ones with one line each."""
+    """Yield failures with their full texts up to ``limit`` characters in total, the rest with one line each."""
     for failure in failures:
         limit -= failure.text_length
         if limit < 0:

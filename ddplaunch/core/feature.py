@@ -83,7 +83,7 @@ class SchedulerEntry(NamedTuple):
 
 
 class NodeSide:
-    """A feature's part in the launcher of one node, for one job. A subclass overrides only what it has.
+    """A feature's part in the launcher of one node, for one job. A subclass overrides only the hooks that it needs.
 
     A side that raises is reported once as a bug and gets no further calls but ``close`` and ``finish``.
     """
@@ -105,7 +105,7 @@ class NodeSide:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
-        """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
+        """Return the feature's part in the process of a Python rank, just before the rank starts; None without one."""
         return None
 
     def complete_job(self, job: RankJob) -> None:
@@ -177,7 +177,7 @@ class FeatureContext(Struct, frozen=True):
 
 
 class RunInstead(ABC):
-    """What runs the job in place of this launcher, as on other hosts."""
+    """Runs the job in place of this launcher, for example on other hosts."""
 
     @abstractmethod
     def check(self) -> None:
@@ -189,11 +189,11 @@ class RunInstead(ABC):
 
     @abstractmethod
     def options_for_dry_run(self) -> tuple[Options, str]:
-        """Return the options with what it supplies, and a note on that."""
+        """Return the options with the values that this object adds for a dry run, and a note on them."""
 
     @abstractmethod
     def complete_plan(self, plan: Plan, options: Options) -> Plan:
-        """Return the plan of a dry run with what is known of the machines."""
+        """Return the plan of a dry run, completed with the known facts about the machines."""
 
 
 class RpcCall(NamedTuple):
@@ -205,7 +205,7 @@ class RpcCall(NamedTuple):
 
 
 class JobSide:
-    """A feature's part in the decisions of one job, on node 0: no sockets, no timers, no clock of its own.
+    """A feature's part in the decisions of one job, on node 0; it has no sockets, timers or clock of its own.
 
     A side that raises is reported once as a bug, and is not called again.
     """
@@ -314,14 +314,14 @@ class JobContext(ABC):
 
     @abstractmethod
     def allow_end(self) -> None:
-        """Let the job end if only ``JobSide.holds_end`` or ``holds_stop`` keeps it alive; that is asked again."""
+        """Let the job end if only ``JobSide.holds_end`` or ``holds_stop`` delays its end; the hook is called again."""
 
 
 class Feature:
-    """Base class of features. A subclass overrides only what it has."""
+    """Base class of features. A subclass overrides only the attributes and hooks that it needs."""
 
     requires: tuple[str, ...] = ()
-    """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
+    """The features that this one needs, above it in the list: if one is missing, this feature is left out too."""
 
     options: tuple[type[OptionGroup], ...] = ()
     """Groups of its options of ``run``."""
@@ -377,7 +377,7 @@ class Feature:
         return None
 
     def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
-        """Return what this node's zygote does before the ranks start; ``zygote_plan``: without this feature.
+        """Return the plan of this node's zygote; ``zygote_plan`` is the plan without this feature.
 
         Not called with ``--start exec``.
         """
@@ -391,9 +391,9 @@ class Feature:
         return None
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        """Return its part in the launcher of this job; None if the job does not use the feature."""
+        """Return the feature's part in the launcher of this job; None if the job does not use the feature."""
         return None
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
-        """Return its part in the decisions of the job; None if the job does not use the feature."""
+        """Return the feature's part in the decisions of the job; None if the job does not use the feature."""
         return None

@@ -70,13 +70,13 @@ class FeatureRegistry:
             self.leave_out(name, error)
 
     def leave_out(self, name: str, why: BaseException) -> None:
-        """Remove a plug-in, with a message for the user."""
+        """Remove a plug-in that has raised, and record a message for the user."""
         if self._features.pop(name, None):
             self.plugins.remove(name)
         self.left_out.append(f"the plug-in {name} is left out: {type(why).__name__}: {sanitize_line(str(why), 300)}")
 
     def call(self, name: str, hook: Callable[..., T], *arguments: object, **more: object) -> T | None:
-        """Call a hook of a feature; a plug-in that raises is left out, unless that is an error of the user."""
+        """Call a hook of a feature; if a plug-in raises anything but an error of the user, leave the plug-in out."""
         try:
             result = hook(*arguments, **more)
             return [*result] if isinstance(result, Iterator) else result  # type: ignore[return-value]
@@ -95,7 +95,7 @@ class FeatureRegistry:
         return iter([*self._features.items()])
 
     def rewrite_words(self, words: list[str], known: Mapping[str, bool]) -> list[str]:
-        """Return the words of a command line as they are split: ``Feature.rewrite_words``."""
+        """Return the words of a command line, rewritten by all features with ``Feature.rewrite_words``."""
         for _, feature in self:
             words = feature.rewrite_words(words, known)
         return words

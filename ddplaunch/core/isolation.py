@@ -24,7 +24,7 @@ class Isolation:
         self.failed = False
 
     def call(self, function: Callable[..., R], *arguments: object) -> R | None:
-        """Call a function of the feature; None if it raises, or one has raised before."""
+        """Call a function of the feature and return its result; None if this or an earlier call has raised."""
         if self.failed:
             return None
         try:
@@ -38,7 +38,7 @@ class Isolation:
             return None
 
     def guard(self, callback: Callable[..., R]) -> Callable[..., R | None]:
-        """Wrap a callback of the feature that is called from elsewhere; it returns None once it has raised."""
+        """Wrap a callback of the feature; the wrapper returns None once a function of the feature has raised."""
         return partial(self.call, callback)
 
 

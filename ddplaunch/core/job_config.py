@@ -11,7 +11,7 @@ MIN_INSPECT_GRACE_S = 5.0  # with a shorter --grace, ranks are not inspected bef
 
 
 class JobConfig(Struct, frozen=True):
-    """What the options mean for the job as a whole, and the options themselves; node 0's values apply."""
+    """The options, and the values that are derived from them for the whole job; those of node 0 apply."""
 
     min_nodes: int = 1
     max_nodes: int = 1  # that may join, spares included; equal to min_nodes unless the job is elastic or has spares
@@ -39,7 +39,7 @@ class JobConfig(Struct, frozen=True):
 
     @property
     def max_active_nodes(self) -> int:
-        """How many nodes have ranks at most."""
+        """The maximum number of nodes with ranks."""
         return self.max_nodes - self.options[Elastic].spares - self.without_ranks
 
     def may_have_ranks(self, node_rank: int) -> bool:

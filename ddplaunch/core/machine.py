@@ -1,4 +1,4 @@
-"""What the machines of the core have in common: an event goes in, with its moment, and commands come out.
+"""Base classes of the state machines of the core: an event and its time go in, commands come out.
 
 - A machine reads no clock, file, socket or process, starts no timer, and nothing calls it back. Its owner feeds events,
   executes the commands in their order, and feeds ``DeadlineDue`` at the moment of ``wake_at``.
@@ -36,7 +36,7 @@ MAX_EVENT_CHARS = 300
 
 
 class MachineEvent(Struct, frozen=True):
-    """Something has happened: the input of a machine. (``core/events.py`` has what observers and the logs get.)"""
+    """Base class of the input of a state machine. (``core/events.py`` has the events for observers and logs.)"""
 
     is_recorded: ClassVar[bool] = True
     """Whether the latest events of a machine, in the report of a bug, have it too."""
@@ -50,13 +50,13 @@ class MessageReceived(MachineEvent, frozen=True):
 
 
 class DeadlineDue(MachineEvent, frozen=True):
-    """The moment of ``Machine.wake_at`` has come."""
+    """The time of ``Machine.wake_at`` has come: a deadline is due."""
 
     is_recorded = False  # the deadlines are
 
 
 class Command(Struct, frozen=True):
-    """One effect: the output of a machine."""
+    """Base class of commands, the output of a state machine: each is one effect."""
 
 
 class Send(Command, frozen=True):
@@ -67,7 +67,7 @@ class Send(Command, frozen=True):
 
 
 class InvalidStep(Exception):
-    """A machine was to take a step that is not possible in its phase: a bug."""
+    """Raised when a state machine is to take a step that its phase does not allow: a bug."""
 
 
 def next_phase(table: Transitions[P, S], phase: P, step: S) -> P:
@@ -95,7 +95,7 @@ def describe_event(event: Struct) -> str:
 
 
 class Decider:
-    """Collects the commands that follow from what it is deciding."""
+    """Base class of objects that make decisions: collects the resulting commands."""
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
@@ -104,13 +104,13 @@ class Decider:
         self._commands += commands
 
     def take_commands(self) -> list[Command]:
-        """Remove and return the commands so far."""
+        """Remove and return the commands that were collected so far."""
         commands, self._commands = self._commands, []
         return commands
 
 
 class Machine(Decider, ABC):
-    """Base class of the machines."""
+    """Base class of the state machines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Machine(Decider, ABC):
         return self.take_commands()
 
     def _record(self, event: Struct, now: Now) -> None:
-        """Add an event, or a deadline that is due, to the latest ones."""
+        """Add an event or a due deadline to the list of the latest ones."""
         self._recent.append((now.mono, describe_event(event)))
 
     def _describe_recent(self, now: Now) -> str:

@@ -12,7 +12,7 @@ from ddplaunch.core.machine import Command, DeadlineDue, Machine, MachineEvent
 
 
 class MachineDriver:
-    """Feeds a machine its events, one after the other, and passes its commands on."""
+    """Passes events to a state machine, one after the other, and passes its commands on."""
 
     def __init__(self, loop: EventLoop, machine: Machine, execute: Callable[[Command], object]) -> None:
         self._machine, self._execute = machine, execute

@@ -41,25 +41,25 @@ class Message(TaggedMessage, frozen=True):
 
 
 class FromNode(Message, frozen=True):
-    """Base class of those that a node sends to node 0, once it has joined. Features have more: ``Feature.messages``."""
+    """Base class of messages from a joined node to node 0. Features define more of them: ``Feature.messages``."""
 
 
 class FeatureMessage(Message, frozen=True):
-    """Base class of those to the job side of a feature that may come between attempts too."""
+    """Base class of messages to the job side of a feature that may also come between attempts."""
 
 
 class FromNodeZero(Message, frozen=True):
-    """Base class of those that node 0 sends to a node that has joined, or to itself. Features have more."""
+    """Base class of messages from node 0 to a joined node, or to itself. Features define more of them."""
 
 
 class AttemptMessage(Message, frozen=True):
-    """Base class of those about one attempt: in another one they have no effect."""
+    """Base class of messages about one attempt; in another attempt they have no effect."""
 
     attempt: Count
 
 
 class CheckRequest(AttemptMessage, frozen=True):
-    """Base class of the message of a feature that requests the check of a node before an attempt."""
+    """Base class of a feature's message that requests the check of a node before an attempt."""
 
     wait_s: Seconds | None  # how long the check may wait for what other processes hold; None: without end
 
@@ -109,7 +109,7 @@ class JoinDeclined(Message, frozen=True):
 
 
 class FailureReported(AttemptMessage, FromNode, frozen=True):
-    """A rank failed, sent once, when that happens; ``clock``: this node's time then, to convert its timestamps."""
+    """A rank has failed; sent at once. ``clock``: this node's time at that moment, to convert its timestamps."""
 
     failure: RankFailure
     clock: Timestamp
@@ -233,7 +233,7 @@ class JoinStatus(FromNodeZero, frozen=True):
 
 
 class StartAttempt(FromNodeZero, frozen=True):
-    """Start your ranks; the receiver adds the fields after ``assignment``."""
+    """Order to a node to start its ranks; the receiver adds the fields after ``assignment``."""
 
     attempt: Count  # 0 is the first
     run_id: RunId
@@ -244,24 +244,24 @@ class StartAttempt(FromNodeZero, frozen=True):
 
 
 class StopAttempt(AttemptMessage, FromNodeZero, frozen=True):
-    """Stop your ranks: send them this signal, SIGKILL after ``grace_s`` seconds."""
+    """Order to a node to stop its ranks: with this signal, then SIGKILL after ``grace_s`` seconds."""
 
     signal: StopSignal
     grace_s: Seconds
 
 
 class PreemptRanks(AttemptMessage, FromNodeZero, frozen=True):
-    """The job is preempted: notify your ranks. They end by themselves, or are stopped later."""
+    """Order to a node to notify its ranks of a preemption; they end by themselves, or are stopped later."""
 
 
 class ConnectingToNodeZero(Message, frozen=True):
-    """Within a process: node 0 is not reached yet, and why."""
+    """Sent only within a process: node 0 is not reached yet, and why."""
 
     reason: TextLine
 
 
 class CoordinatorLost(Message, frozen=True):
-    """Within a process: the connection to node 0 is lost; later messages are this node's own."""
+    """Sent only within a process: the connection to node 0 is lost; all later messages come from this node itself."""
 
 
 class AttemptEnded(FromNodeZero, frozen=True):
@@ -298,13 +298,13 @@ class JobStalled(FromNodeZero, frozen=True):
 
 
 class NodeLost(Message, frozen=True):
-    """Within node 0's process: the host of a node with ranks that was lost."""
+    """Sent only within node 0's process: a node with ranks was lost; its host."""
 
     host: Name
 
 
 class RanksInspected(Message, frozen=True):
-    """Within node 0's process: what the ranks were doing just before an attempt is stopped."""
+    """Sent only within node 0's process: what the ranks are doing just before an attempt is stopped."""
 
     inspection: Any  # the feature's, with ``to_json``
 
@@ -319,7 +319,7 @@ class EndJob(FromNodeZero, frozen=True):
 
 
 class ProgressResumed(AttemptMessage, FromNode, FromNodeZero, frozen=True):
-    """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
+    """After ``JobStalled``, from a node: its ranks make progress again. From node 0: the job makes progress again."""
 
 
 class RpcRequest(FromNode, FromNodeZero, frozen=True):
@@ -332,7 +332,7 @@ class RpcRequest(FromNode, FromNodeZero, frozen=True):
 
 
 class RpcReply(FromNode, FromNodeZero, frozen=True):
-    """A reply about ranks, or the end of the replies. The last two fields are set by node 0."""
+    """A reply to ``RpcRequest``, or the end of the replies. Node 0 sets the last two fields."""
 
     serial: Count
     kind: Name

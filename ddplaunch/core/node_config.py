@@ -1,4 +1,4 @@
-"""The node config: the options of one node, and what is derived from them, as what it shows."""
+"""The node config: the options of one node, and the values derived from them, such as which output it shows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScreenOptions(Struct, frozen=True):
 
 
 class NodeConfig(Struct, frozen=True):
-    """What the options mean for this node, and the options themselves."""
+    """The options, and the values that are derived from them for this node."""
 
     zygote: ZygoteSettings
     show: ShowRules

@@ -70,7 +70,7 @@ def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
 
 
 def format_nnodes(nnodes: tuple[int, int]) -> str:
-    """Return the inverse: "4" or "2:4"."""
+    """Format the value of --nnodes as text, the inverse of ``parse_nnodes``: "4" or "2:4"."""
     return ":".join(map(str, dict.fromkeys(nnodes)))
 
 
@@ -139,12 +139,12 @@ def parse_signal(option: Option, text: str | None) -> int | None:
 
 
 def format_signal(number: int | None) -> str:
-    """Return the inverse."""
+    """Format a preemption signal as text, the inverse of ``parse_signal``: "USR1" or "none"."""
     return "none" if number is None else signal.Signals(number).name.removeprefix("SIG")
 
 
 def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check command lines; only node 0 uses them, but every node reports errors."""
+    """Check command lines for syntax errors on every node, although only node 0 uses them."""
     for text in texts:
         split_command(text, option.opts[-1])
     return texts

@@ -35,10 +35,10 @@ class Kind:
         return reply
 
     def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int, now: float) -> Any:
-        """Make one reply of those of the nodes; ``silent_nodes``: without a last reply in time, as "node 2 (n2)"."""
+        """Merge the nodes' replies into one; ``silent_nodes``: those that did not finish in time, as "node 2 (n2)"."""
 
     def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
-        """Return a merged reply as the node that sent the request gets it."""
+        """Return a merged reply in the form for the node that sent the request."""
         return reply
 
     def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:

@@ -49,7 +49,7 @@ class ZygotePlan(Struct, frozen=True):
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
 
     def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
-        """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""
+        """Return why ``modules`` lacks some imports, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
 
 

@@ -8,27 +8,27 @@ from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals
 
 
 class ArrivalsReported(AttemptMessage, FromNode, frozen=True):
-    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
+    """Message to node 0: when finished ranks entered their last collectives; sent before ``AttemptReport``."""
 
     arrivals: tuple[CollectiveArrivals, ...]
 
 
 class StallSuspected(AttemptMessage, FromNode, frozen=True):
-    """The ranks of this node make no progress, or have waited long for a busy one: check the job."""
+    """Message to node 0: the ranks of this node make no progress, or have long waited for a busy rank."""
 
 
 class StragglersFound(AttemptMessage, FromNode, frozen=True):
-    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
+    """Message to node 0: some ranks of the node still run ``--straggler-timeout`` after its other ranks ended."""
 
 
 class CrashSeen(AttemptMessage, FromNode, frozen=True):
-    """Native code has failed in a rank of this node, which waits until it has been inspected."""
+    """Message to node 0: native code failed in a rank, which waits until the ranks have been inspected."""
 
     rank: Count
 
 
 class CrashInspected(AttemptMessage, FromNodeZero, frozen=True):
-    """Allow a crashed rank to end: the other ranks have been inspected."""
+    """Message from node 0 that lets a crashed rank end: the other ranks have been inspected."""
 
     rank: Count
     text: ShortText  # in which collectives it and the others were; "" if it was in none

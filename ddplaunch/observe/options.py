@@ -19,7 +19,7 @@ LONG_WAIT = 600.0  # a wait this long (seconds) is reported although ranks print
 
 
 class Hangs(OptionGroup, frozen=True):
-    """What is done about ranks that make no progress."""
+    """Options for ranks that make no progress."""
 
     heading = "Time limits"
     after = "timeout"

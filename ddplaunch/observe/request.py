@@ -23,7 +23,7 @@ class JobInspection(TaggedMessage, frozen=True):
 
 
 def make_job_inspection(job: ServedJob, inspection: Inspection, *, lines: bool) -> JobInspection:
-    """Complete an inspection; ``lines``: with the last output line of each rank of this node.
+    """Build the reply with an inspection and the job's status; ``lines``: with each rank's last output line.
 
     Nodes answer only once there are ranks. Before, the programs of this node are known alone.
     """

@@ -19,7 +19,7 @@ Replies = Mapping[int, Inspection]
 
 
 class InspectKind(Kind):
-    """What all ranks are doing."""
+    """The kind of rpc request that inspects all ranks of the job."""
 
     name, request, reply, timeout_s = "inspect", Detail, Inspection, 3.0
 
@@ -27,7 +27,7 @@ class InspectKind(Kind):
         return (each.rank for each in reply.ranks)
 
     def to_local_clock(self, reply: Inspection, offset: ClockOffset, now: float) -> Inspection:
-        """Convert the times at which ranks ended and entered collectives.
+        """Convert the times at which ranks ended and entered collectives from another node's clock to the local clock.
 
         It goes by the moment of the reply: the offset may not be known yet.
         """
@@ -49,7 +49,7 @@ class InspectKind(Kind):
         return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only, programs=programs)
 
     def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
-        """Replace arrival times by which ranks are slow, and drop stacks for which a frame to a node has no room."""
+        """Replace arrival times by which ranks are slow; of many ranks send only one stack each to another node."""
         if any(rank.arrivals for rank in reply.ranks):
             nodes = {each.rank: number for number, part in replies.items() for each in part.ranks}
             reply = add_slow_ranks(reply, nodes, clock_of)

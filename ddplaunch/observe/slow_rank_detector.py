@@ -28,7 +28,7 @@ class SlowRankDetector:
         self._room_left = MAX_ARRIVALS
 
     def add_arrivals(self, node: int, own: range, arrivals: Sequence[CollectiveArrivals], offset: ClockOffset) -> None:
-        """Add the arrivals of a node with the ranks ``own``; ProtocolError if they are of another node's ranks."""
+        """Add the arrivals of a node's ranks ``own``; ProtocolError for arrivals of other ranks, or a second time."""
         ranks = {each.rank for each in arrivals}
         if any(rank not in own for rank in ranks) or ranks & self._clocks.keys():
             raise ProtocolError("collectives of ranks that are not its own, or again")

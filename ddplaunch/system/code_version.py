@@ -1,4 +1,4 @@
-"""Which code a run has, where ddplaunch has copied it: a launcher gets that in a variable, and records it."""
+"""The version of the code of a run that ddplaunch has copied: launchers get it in an environment variable."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CODE_VARIABLE = "DDPLAUNCH_CODE"
 
 
 class CodeVersion(Struct, frozen=True):
-    """The code of a run: its hash, and where it comes from."""
+    """The version of a run's code: the hash of its archive, and the folder and commit that it was copied from."""
 
     sha: Name  # the SHA-256 of its archive
-    folder: TextLine  # that was copied
-    commit: Name | None = None  # of git; None outside of a repository
+    folder: TextLine  # the folder that was copied
+    commit: Name | None = None  # the git commit; None outside of a repository
     clean: bool = False  # whether the folder was as in the commit
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class CodeVersion(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name of a folder with this code."""
+        """A short name of this version, for the folder with a copy of the code."""
         return self.sha[:16]
 
     def to_variable(self) -> str:
@@ -36,7 +36,7 @@ class CodeVersion(Struct, frozen=True):
 
 
 def read_code_version(environ: Mapping[str, str]) -> CodeVersion | None:
-    """Return the version that these variables name; None if ddplaunch has not copied the code of this run."""
+    """Return the version of the code from CODE_VARIABLE; None if ddplaunch has not copied the code of this run."""
     try:
         return convert(json.loads(environ.get(CODE_VARIABLE, "null")), CodeVersion)
     except (ProtocolError, ValueError):

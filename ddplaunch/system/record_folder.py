@@ -28,7 +28,7 @@ class RecordFolder(Generic[R]):
     def __init__(
         self, name: str, kind: type[R], file_name: Callable[[R], str], started_at: Callable[[R], float]
     ) -> None:
-        """``name``: of the folder. ``file_name`` and ``started_at``: of a record, which has a field ``target``."""
+        """``name`` is the folder's; ``file_name`` and ``started_at`` are functions of a record (with a ``target``)."""
         self._name, self._kind, self._file_name, self._started_at = name, kind, file_name, started_at
 
     def list(self) -> list[R]:
@@ -40,7 +40,7 @@ class RecordFolder(Generic[R]):
         return sorted(filter(None, map(self._read, self._names())), key=self._started_at, reverse=True)
 
     def reread(self, record: R) -> R:
-        """Return a record as it is stored now; as it is given if it is not stored."""
+        """Read a record again from its file; return ``record`` itself if the file cannot be read."""
         return self._read(self._file_name(record)) or record
 
     def save(self, record: R) -> bool:

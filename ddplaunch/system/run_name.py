@@ -1,4 +1,4 @@
-"""The names of runs: that of --name or of the target, and a number that this user has not used for it on this machine.
+"""Names of runs: --name or the name of the target, and a number that this user has not used for it on this machine.
 
 The last number of each name is in a small file next to the history of runs, so a name is not used again when its run is
 removed from there. Without a home, or if its disk does not answer soon, the name is the time with random digits.
@@ -45,7 +45,7 @@ def stem_of(target: Target) -> str:
 
 
 def next_name(stem: str, *, plain_first: bool, reserve: bool) -> str:
-    """Return the next name: "train-1", "train-2" …; with ``plain_first`` the first is the stem itself.
+    """Return a name for the next run: "train-1", "train-2" …; with ``plain_first`` the first is the stem itself.
 
     ``reserve``: it is never returned again.
     """
@@ -56,7 +56,7 @@ def next_name(stem: str, *, plain_first: bool, reserve: bool) -> str:
 
 
 def _next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str:
-    """Return the next name; raise OSError if it cannot be reserved."""
+    """Return the name for the next run, and reserve its number if asked; raise OSError if that fails."""
     folder = os.path.join(os.path.dirname(history), "names")
     path = os.path.join(folder, stem)
     if not reserve:
@@ -78,7 +78,7 @@ def _next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str
 
 
 def _format_free(history: str, stem: str, last: int, plain_first: bool) -> tuple[str, int]:
-    """Return the first name after the last number that no recorded run has, as from --run-id, and its number."""
+    """Return the first name with a number above ``last`` that no recorded run has, and the number."""
     number = last
     while True:
         number += 1

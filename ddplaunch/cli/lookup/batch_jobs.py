@@ -42,7 +42,7 @@ class RunningBatchJob(NamedTuple):
 
 
 def find_running_batch_job(word: str | None, command: str) -> RunningBatchJob | None:
-    """Find the running job that ``word`` names, see ``find_batch_job``; ``command`` is meant for it, for messages.
+    """Find the running batch job that ``word`` names, see ``find_batch_job``; messages name ``command``.
 
     Raises LaunchError if that job does not run, or its scheduler does not answer.
     """
@@ -80,7 +80,7 @@ def find_slurm() -> Scheduler | None:
 
 
 def _has_slurm() -> bool:
-    """Whether there is Slurm; its module is not imported, which takes long."""
+    """Whether Slurm is available here, checked without the slow import of its module."""
     return "slurm" in SCHEDULER_TITLES and shutil.which("scontrol") is not None
 
 
@@ -115,7 +115,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
 
 
 def find_unsubmitted_job(word: str) -> SubmittedJob | None:
-    """Return a job that another scheduler has by this name, unless a run of this machine has it in its own."""
+    """Return a job with this name from a scheduler; None if the name of a run on this machine contains the word."""
     finders = [name for name, may_find in scheduler_registry.JOB_FINDERS.items() if may_find()]
     if not finders:
         return None
@@ -212,7 +212,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
 
 
 def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
-    """Return the end of a run's job, by its scheduler, if the run's records say that it still runs on other machines.
+    """Return the final state of a run's batch job from its scheduler, if the records still show the run as running.
 
     None if the job still runs, or no scheduler is known to have it. A job that waits to start again has ended too.
     Raises SchedulerNotResponding if its scheduler does not answer.
@@ -241,7 +241,7 @@ def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
 
 
 def mark_lost(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
-    """Return the records of a run, those without an end as LOST if ``state`` shows that its job is over."""
+    """Return the records of a run; those running on other machines are LOST if ``state`` shows the job is over."""
     over = state is not None and (state.code is not None or state.is_pending)
     return [replace(each, fate=RunState.LOST) if over and _runs_elsewhere(each) else each for each in shares]
 
@@ -251,7 +251,7 @@ def _runs_elsewhere(share: RunRecord) -> bool:
 
 
 def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:
-    """Store that the job has ended with unknown result; return the description, to follow "job 7"."""
+    """Store that the job has ended with an unknown result; return a description that continues "job 7 …"."""
     words = f"ended; {SCHEDULER_TITLES[job.scheduler]} no longer knows how"
     submitted_jobs.save_end(job, index, words, 1)
     return words
@@ -269,7 +269,7 @@ def require_running(job: SubmittedJob, which: JobId) -> RunningBatchJob:
 
 
 def nothing_kept_error(which: JobId, seen: BatchJobState) -> LaunchError:
-    """The error for a job that has ended and left nothing on this machine: it was cancelled while it waited."""
+    """Return the error for a job that has ended without a record or log here, as one cancelled while pending."""
     what = f"job {which.text} {seen.description}; it has no record and no log on this machine"
     return LaunchError(what, "it never started, or its node has them")
 
@@ -281,7 +281,7 @@ def find_recorded_run(job: SubmittedJob, state: BatchJobState) -> str | None:
 
 
 def find_runs_of_job(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
-    """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
+    """Return all runs of a job in this machine's history, oldest first; not other jobs' runs with the same run id."""
     moments = (each.moment for each in submitted_jobs.list_jobs() if job.run_id == each.run_id)
     end = min((each for each in moments if each > job.moment), default=inf) if job.run_id else inf
     prefix, number = job.run_id or f"{state.number}.", state.number.partition(".")[0]
@@ -294,5 +294,5 @@ def find_runs_of_job(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]
 
 
 def _has_prefix(prefix: str, run: str) -> bool:
-    """Whether the name of a run, followed by a dot, begins with ``prefix``: "77." is that of job 77 of Slurm."""
+    """Whether the name of a run, followed by a dot, begins with ``prefix``, like "77." for Slurm job 77."""
     return f"{run}.".startswith(prefix)

@@ -1,4 +1,4 @@
-"""Commands with an argument RUN: its shell completion, and jobs on other hosts, where the command runs instead."""
+"""The argument RUN with shell completion, and a command class that runs a command on the first host of its job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunName(click.types.StringParamType):
 
 
 class JobCommand(click.Command):
-    """A command whose argument RUN may name a job on other hosts: launcher and record are on the first of them."""
+    """A command whose argument RUN may name a job on other hosts; the command then runs on the first of them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)

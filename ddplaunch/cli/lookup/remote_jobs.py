@@ -16,16 +16,16 @@ from ddplaunch.system.processes.proc_utils import start_ticks
 
 
 class RemoteJob(Struct, frozen=True):
-    """A job on other machines, as recorded where it was started; the feature that started it adds how to reach it."""
+    """The record of a job that this user started on other machines; features subclass it to add how to reach them."""
 
     run_id: str
     hosts: tuple[str, ...]  # the first is node 0
-    python: str  # that runs ddplaunch on the hosts
+    python: str  # the interpreter that runs ddplaunch on the hosts
     target: str
     cwd: str  # of the command that started it
     pid: int  # of that command
     ticks: int | None  # when that process started, see `start_ticks`
-    host: str  # of that process
+    host: str  # the machine on which that command runs
     began: float  # in seconds since the epoch
     ended: float | None = None
     code: int | None = None  # its exit code
@@ -39,19 +39,19 @@ class RemoteJob(Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """Its state in a word: running, lost, failed or done."""
+        """The state of the job in one word: running, lost, failed or done."""
         if self.ended is None:
             return "running" if self.is_running else "lost"
         return "failed" if self.code else "done"
 
     @property
     def is_submitted(self) -> bool:
-        """Whether it is a job of the scheduler there."""
+        """Whether this job was submitted to a batch scheduler on the other host; False by default."""
         return False
 
     @property
     def description(self) -> str:
-        """Its state for ``ps``."""
+        """The state of the job for the output of ``ps``, with a nonzero exit code: "failed (1)"."""
         return f"{self.state} ({self.code})" if self.code else self.state
 
     def is_called(self, word: str) -> bool:
@@ -63,23 +63,23 @@ class RemoteJob(Struct, frozen=True):
         return self.run_id
 
     def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
-        """Start ``ddplaunch WORDS`` on its first host; return a function that waits for its end and returns its code.
+        """Start ``ddplaunch WORDS`` on the job's first host; return a function that waits and returns the exit code.
 
         ``stdin``: the command reads this process's stdin, which only one command at a time can.
         """
         raise NotImplementedError
 
     def format_command(self, words: Sequence[str]) -> str:
-        """Return the shell command with which a user can run ``ddplaunch WORDS`` on its first host."""
+        """Return the shell command with which a user can run ``ddplaunch WORDS`` on the job's first host."""
         return f"ssh {self.hosts[0]} {shlex.join(['ddplaunch', *words])}"
 
     def remove_record(self) -> None:
-        """Forget the job."""
+        """Delete the record of the job on this machine."""
         raise NotImplementedError
 
 
 class RunsOnHost(Exception):
-    """Raised by a command without RUN if its job is on other hosts: launcher and record are on the first of them."""
+    """Raised by a command without RUN if its job is on other hosts: the command must run on the first of them."""
 
     def __init__(self, job: RemoteJob) -> None:
         super().__init__(job)
@@ -87,14 +87,14 @@ class RunsOnHost(Exception):
 
 
 class RunLocator:
-    """A feature's part in finding the run that a command means. A subclass overrides only what it has."""
+    """Base class with which a feature helps to find the run that a command names; all methods are optional."""
 
     def list_remote_jobs(self) -> list[RemoteJob]:
-        """List the jobs that this user has started from this machine on others."""
+        """List the jobs that this user has started on other machines from this one."""
         return []
 
     def update_remote_jobs(self, jobs: Sequence[RemoteJob]) -> list[RemoteJob]:
-        """Return the jobs with what their hosts say about their states, where those of this feature have to ask."""
+        """Return the jobs; those of this feature with their states as queried from their hosts, if necessary."""
         return [*jobs]
 
     def remove_leftovers(self, started_before: float, *, dry_run: bool) -> Iterator[str]:
@@ -104,7 +104,7 @@ class RunLocator:
         yield from ()
 
     def host_connector(self) -> HostConnector | None:
-        """Return how to run commands on other hosts; None if this feature does not connect to any."""
+        """Return the object that builds commands for other hosts; None if this feature connects to no hosts."""
         return None
 
 

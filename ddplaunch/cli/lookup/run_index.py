@@ -1,4 +1,4 @@
-"""The runs of this user by name, running here or recorded, and how a word finds one."""
+"""The runs of this user by name, running on this machine or recorded; finds the run that a word names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunIndex:
 
     @property
     def running(self) -> dict[str, RunningJob]:
-        """Those that run on this machine."""
+        """The runs that run on this machine, by name."""
         return {name: job for name, job in self.jobs.items() if job}
 
     def find_running(self, word: str | None) -> RunningJob:
@@ -161,17 +161,17 @@ def find_run(word: str) -> FoundRun:
 
 
 def describe_elsewhere(name: str, hosts: Sequence[str]) -> tuple[str, str]:
-    """Return message and hint of a command that reaches the launchers of its own machine only."""
+    """Return the message and hint for a run on other hosts, which the command cannot reach from this machine."""
     return f"{name} runs on {join_names(hosts)}, not on this machine", f"type the command on {hosts[0]}"
 
 
 def describe_unreachable(name: str, pid: int) -> str:
-    """Return the message on a run whose launcher is alive without a control socket: a cleaner of /tmp removes some."""
+    """Return the message for a run whose launcher is alive but has lost its control socket, as when /tmp is cleaned."""
     return f"{name} runs (PID {pid}), but its launcher has no control socket"
 
 
 def _contains(name: str, word: str) -> bool:
-    """Whether a name contains a word; a number must be a part of it, but not the one that counts runs of a target."""
+    """Whether a run's name contains a word; a number must be a whole part of the name, and not the run counter."""
     if word.isdecimal():
         is_counted = not re.match(r"\d{8}-\d{6}-", name)  # not a time with random digits
         return word in re.split(r"[-._]", re.sub(r"-\d+$", "", name) if is_counted else name)
@@ -179,7 +179,7 @@ def _contains(name: str, word: str) -> bool:
 
 
 def has_other_number(name: str, word: str) -> bool:
-    """Whether a word names another run of the same target: train-1 is not the beginning of train-17."""
+    """Whether ``word`` ends within the number of ``name`` and so names another run: train-1 is not train-17."""
     rest = name.partition(word)[2]
     return word[-1].isdecimal() and rest.isdecimal()
 

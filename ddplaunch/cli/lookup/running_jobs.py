@@ -16,13 +16,13 @@ from ddplaunch.observe.history.run_record import RunRecord, RunState
 class RunningJob(NamedTuple):
     """A job of this user that runs on this machine."""
 
-    path: str  # of its control socket
-    run_id: str  # its first 40 bytes, from the name of the control socket
+    path: str  # the path of the job's control socket
+    run_id: str  # the first 40 bytes of the run id, from the name of the control socket
     pid: int  # the launcher's
 
     @property
     def created_at(self) -> float:
-        """When its control socket was made, in seconds since the epoch; 0 where it is gone."""
+        """When the job's control socket was created, in seconds since the epoch; 0 if it is gone."""
         try:
             return os.stat(self.path).st_mtime
         except OSError:
@@ -59,12 +59,12 @@ def find_record(job: RunningJob, names: Iterable[str] | None = None) -> RunRecor
 
 
 def _may_be_of(job: RunningJob, name: str) -> bool:
-    """Whether a run may be that of a job, whose control socket may have only the beginning of the run id."""
+    """Whether a recorded run may be the one of a job, whose control socket may have only the start of the run id."""
     is_cut = len(job.run_id.encode()) > MAX_NAME_BYTES - 4  # within the last letter
     return name.startswith(job.run_id if is_cut else f"{job.run_id}.") or name == job.run_id
 
 
 def _is_of(job: RunningJob, record: RunRecord) -> bool:
-    """Whether this is the record of the job, which runs or ran until a moment ago."""
+    """Whether a run record is the record of the job, which runs or has just ended."""
     is_launcher = (record.pid, record.host) == (job.pid, host_name())
     return is_launcher and (record.fate is RunState.RUNNING or (record.ended or 0) > job.created_at)

@@ -94,7 +94,7 @@ def translate_accelerate(words: Sequence[str], own: Mapping[str, bool]) -> OwnLi
 
 
 def _ranks_per_machine(processes: str, machines: str) -> str:
-    """Divide accelerate's number, which is that of all machines."""
+    """Divide accelerate's --num_processes, which counts the processes of all machines, by the number of machines."""
     total, count = parse_int(processes), parse_int(machines)
     if not total or not count:
         return processes

@@ -72,7 +72,7 @@ def gpus_of_this_machine(include: str) -> str | None:
 
 
 def _reads_local_rank(rest: Sequence[str]) -> bool:
-    """Whether the script names the option that deepspeed gives to each script."""
+    """Whether the script's source contains the local-rank option that deepspeed passes to each script."""
     try:
         with open(rest[0], encoding="utf-8", errors="replace") as file:
             text = file.read(1 << 20)

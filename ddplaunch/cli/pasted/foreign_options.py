@@ -12,7 +12,7 @@ from ddplaunch.cli.argv_splitter import is_option, with_dashes
 
 
 class ForeignSyntax(Struct, frozen=True):
-    """How another launcher reads its options; names have dashes in place of underscores."""
+    """The options that another launcher accepts; their names have dashes in place of underscores."""
 
     flags: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
@@ -21,7 +21,7 @@ class ForeignSyntax(Struct, frozen=True):
 
 
 class ForeignOptions(Struct):
-    """The options of a line, in order."""
+    """The options that were parsed from the command line of another launcher, in order."""
 
     given: dict[str, list[str]]  # by name; "" for a flag
     own: list[str]  # words that only ddplaunch knows
@@ -30,7 +30,7 @@ class ForeignOptions(Struct):
     spellings: dict[str, str]  # of each name, as typed
 
     def take(self, *names: str) -> str | None:
-        """Remove options, and return the last value of the last that is given; None if there is none."""
+        """Remove the named options and return the last value of the last one that is given; None if none is given."""
         found = [values[-1] for name in names if (values := self.given.pop(name, None))]
         return found[-1] if found else None
 
@@ -38,7 +38,7 @@ class ForeignOptions(Struct):
         return self.take(*names) is not None
 
     def left_over(self) -> tuple[str, ...]:
-        """The options that were not taken: they have no equivalent."""
+        """Return the options that ``take`` has not removed: ddplaunch has no equivalent of them."""
         left = [
             " ".join(filter(None, (self.spellings[name], value)))
             for name, values in self.given.items()
@@ -48,7 +48,7 @@ class ForeignOptions(Struct):
 
 
 class OwnLine(Struct, frozen=True):
-    """A line of another launcher in the words of ddplaunch."""
+    """The command line of another launcher, translated to the options of ddplaunch."""
 
     options: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()  # the target and its arguments
@@ -58,7 +58,7 @@ class OwnLine(Struct, frozen=True):
 
 
 def split_foreign(words: Sequence[str], syntax: ForeignSyntax, own: Mapping[str, bool]) -> ForeignOptions:
-    """Split the options of a launcher; ``own``: the spellings of ddplaunch's, and whether they take a value."""
+    """Split a launcher's options from the target; ``own``: ddplaunch's spellings, and whether each takes a value."""
     options, rest = ForeignOptions({}, [], [], [], {}), list(words)
     while rest and is_option(rest[0]):
         word, equals, value = rest.pop(0).partition("=")

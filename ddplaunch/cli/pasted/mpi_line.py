@@ -57,7 +57,7 @@ def translate_mpi(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
 
 
 def _ranks(given: ForeignOptions, hosts: str | None, hostfile: str | None) -> list[str]:
-    """Translate the number of processes, which is that of all hosts."""
+    """Translate mpirun's number of processes, which counts those of all hosts, to --nproc, --hosts or --hostfile."""
     total, per_node = given.take("-n"), given.take("--npernode")
     if found := re.fullmatch(r"ppr:(\d+):node.*", given.given.get("--map-by", [""])[-1]):
         per_node = found[1]
@@ -73,7 +73,7 @@ def _ranks(given: ForeignOptions, hosts: str | None, hostfile: str | None) -> li
 
 
 def _slots(hosts: Sequence[str], total: int | None, per_node: int | None) -> list[str]:
-    """Return the hosts with the number of ranks that mpirun starts on each: it fills one after the other."""
+    """Return each host with the number of ranks that mpirun starts on it; mpirun fills the hosts in order."""
     names, slots = list[str](), list[int | None]()
     for each in hosts:
         name, _, text = each.partition(":")
@@ -92,7 +92,7 @@ def _slots(hosts: Sequence[str], total: int | None, per_node: int | None) -> lis
 
 
 def _variables(given: ForeignOptions) -> list[tuple[str, str | None]]:
-    """Return the variables that the processes get: name, and the value if it is not that of this shell."""
+    """Return the variables that mpirun passes on: their names, and their values unless taken from this shell."""
     variables: list[tuple[str, str | None]] = []
     for text in given.given.pop("-x", []):
         name, equals, value = text.partition("=")

@@ -75,7 +75,7 @@ def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
 
 
 def _first_name(words: Sequence[str]) -> str | None:
-    """Return the launcher that a line begins with; None if it begins with a target."""
+    """Return the name of the launcher with which a command line begins; None if it begins with a target."""
     words = _without_variables(words)[1]
     name = os.path.basename(words[0]) if words else ""
     if os.path.isfile(words[0] if words else "") and os.sep not in words[0]:  # a script of this name
@@ -177,7 +177,7 @@ def _translate_srun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
 
 
 def _without(options: Sequence[str], names: frozenset[str] | set[str]) -> tuple[str, ...]:
-    """Return the options without some that take a value."""
+    """Return the options without the named ones, all of which take a value."""
     left, rest = list[str](), list(options)
     while rest:
         word = rest.pop(0)

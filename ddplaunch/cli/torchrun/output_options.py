@@ -43,7 +43,7 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
 
 
 def _prefix(torchrun: TorchrunOptions) -> str:
-    """Translate "${hostname}:${rank}: ", parsed like Python's ``string.Template``."""
+    """Translate --log-line-prefix-template, like "${hostname}:${rank}: ", to the value of --prefix."""
 
     def replace_macro(found: re.Match[str]) -> str:
         macro = found[1] or found[2]
@@ -70,7 +70,7 @@ def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
 
 
 def _streams(torchrun: TorchrunOptions, name: str) -> Streams:
-    """Parse "3", or "0:1,1:2"."""
+    """Parse the streams of --redirects or --tee: "3" for all ranks, or "0:1,1:2" by local rank."""
     text = torchrun.value(name, "0")
     if re.fullmatch(r"[0-3]", text):
         return {None: int(text)}

@@ -162,7 +162,7 @@ def read_pet_variables(
 
 
 def _is_kubeflow_pod(values: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
-    """Whether the variables may be those of a multi-pod Kubeflow job, which ``clusters`` reads then."""
+    """Whether PET_* variables may be those of a multi-pod Kubeflow job; cluster detection then reads them."""
     nnodes = values["--nnodes"].value if "--nnodes" in values else "1"
     backend = values["--rdzv-backend"].value if "--rdzv-backend" in values else "static"
     elsewhere = _NODE_OPTIONS & typed.keys() or {"--rdzv-endpoint", "--standalone"} & values.keys()

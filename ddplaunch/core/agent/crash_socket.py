@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 
 
 class CrashSocket:
-    """The launcher's end, from before the start of a rank until it has ended."""
+    """The launcher's end of a rank's crash socket, open from before the rank starts until it has ended."""
 
     def __init__(self, loop: EventLoop, on_crash: Callable[[], None], on_output: Callable[[bytes], None]) -> None:
         """Open the socket; OSError: too many files are open.
@@ -42,7 +42,7 @@ class CrashSocket:
             self.close()
 
     def release(self) -> None:
-        """Read from now on, so that the process goes on to its end."""
+        """Read the socket from now on, so that the crashed process, which waits for this, can end."""
         if self._socket.fileno() >= 0:
             self._loop.watch_fd(self._socket.fileno(), self.read_pending)
 

@@ -27,7 +27,7 @@ class RankProcess(Struct):
     pidfd: int | None
 
     def stop(self, number: int) -> None:
-        """Send a signal to end, and SIGCONT: a stopped process handles no signal."""
+        """Send the process a signal that ends it, then SIGCONT: a suspended process handles no signal."""
         self.send(number)
         self.send(signal.SIGCONT)
 
@@ -39,7 +39,7 @@ class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
     def __init__(self, attempt: AttemptView, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
-        """``attempt``: what the machine knows of it, for features to read; ``folder``: where ranks write files."""
+        """``attempt``: a read-only view of the attempt, for features; ``folder``: where ranks write files."""
         self.attempt, self.plan = attempt, plan
         self.number = attempt.number  # 0 is the first, -1 none yet
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
@@ -97,12 +97,12 @@ class NodeRanks:
             self._crash_sockets[rank].release()
 
     def read_crash_output(self, rank: int) -> None:
-        """Read what is left of the stacks of a rank that has ended."""
+        """Read the rest of the stacks that faulthandler has written in a rank that has ended."""
         if rank in self._crash_sockets:
             self._crash_sockets[rank].read_pending()
 
     def set_holding(self, is_holding: bool) -> None:
-        """Set whether one of them waits for a user."""
+        """Set whether a rank of this node waits for a user."""
         self.is_holding = is_holding
         self.on_hold_changed()
 
@@ -132,7 +132,7 @@ class NodeRanks:
         return has_begun and proc_utils.is_caught(pid, number)
 
     def forward_signal(self, number: int, *, only_handlers: bool, except_pids: Collection[int] = ()) -> set[int]:
-        """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself.
+        """Send a signal to all ranks, or only to those with a handler; not a signal that the launcher uses itself.
 
         Returns the pids of those that have got it.
         """
@@ -163,7 +163,7 @@ class NodeRanks:
                 signal.signal(signal.SIGCONT, before)
 
     def forget_processes(self) -> None:
-        """No process is left, but those that cannot be killed."""
+        """Forget the processes of all ranks: the only ones left, if any, cannot be killed."""
         self.timers.cancel_all()
         for process in self.processes.values():
             if process.pidfd is not None:

@@ -38,7 +38,7 @@ HOOKS = (
 
 
 class NodeSides:
-    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues."""
+    """Makes and calls the sides of all features; a side that raises is reported once, and the job continues."""
 
     def __init__(self, loop: EventLoop, report: Callable[[str], object]) -> None:
         """``report`` gets messages on bugs."""
@@ -77,7 +77,7 @@ class NodeSides:
         self._call("on_message", message)
 
     def on_check(self, request: CheckRequest) -> bool:
-        """Have this node checked; return whether a side replies to node 0."""
+        """Call the sides to check this node; return whether one of them sends node 0 the reply."""
         return any(self._call("on_check", request))
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
@@ -104,7 +104,7 @@ class NodeSides:
         return next(filter(None, self._call("find_exception", rank)), None)
 
     def on_crash(self, rank: int) -> bool:
-        """Return whether a side lets a rank go on in which native code has failed: ``NodeRanks.release_crashed``."""
+        """Return whether a side calls ``NodeRanks.release_crashed`` later, for a rank whose native code failed."""
         return any(self._call("on_crash", rank))
 
     def on_resume(self) -> None:
@@ -128,7 +128,7 @@ class NodeSides:
 
 
 def _call_last(loop: IsolatedLoop, function: Callable[[], object]) -> None:
-    """Call a function at the end also of a side that has raised, which was reported then."""
+    """Call the last function of a side, even if the side has raised before; then a new exception is ignored."""
     if not loop.failed:
         loop.call(function)
     else:

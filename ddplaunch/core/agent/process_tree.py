@@ -31,7 +31,7 @@ STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the pr
 
 
 def signals_to_block(preempt_signal: int | None) -> list[int]:
-    """The preemption signal: every process of the job may get it; not SIGTERM, which also stops ranks."""
+    """Return the preemption signal, unless SIGTERM or SIGHUP: the scheduler may send it to any process of the job."""
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
@@ -50,7 +50,7 @@ def make_zygote_start(
 
 
 class ProcessTree:
-    """Owns one zygote at a time, and knows the unrelated processes; without any at the start there will be none."""
+    """Owns one zygote at a time, and distinguishes processes of the job from unrelated children of the launcher."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ProcessTree:
         return self.zygote
 
     def _on_child(self, number: int) -> None:
-        """A child has ended, or a signal has stopped or continued it."""
+        """Called on SIGCHLD: a child has ended, or a signal has suspended or continued it."""
         if self._stopped_zygote() != self._stopped:
             self._loop.call_later(STOPPED_S, self.report_stopped_zygote)
 

@@ -16,11 +16,11 @@ _CHUNK = 1 << 18
 
 
 def _ignore_reply(reply: bytes) -> None:
-    """Handle a reply when none is awaited."""
+    """Ignore a reply: no request waits for one."""
 
 
 class RankChannel:
-    """The channel of one rank, from before its start until it has ended."""
+    """The launcher's end of one rank's channel, open from before the rank starts until it has ended."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RankChannel:
         self._socket.close()
 
     def _end(self) -> None:
-        """Stop reading."""
+        """Stop reading this channel, and drop the handler of the reply."""
         self.has_thread = False
         self.clear_reply_handler()
         if self._socket.fileno() >= 0:

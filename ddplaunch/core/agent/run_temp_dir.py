@@ -13,20 +13,20 @@ PREEMPTED_FILE_VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
 class RunTempDir:
-    """A private folder, created once a zygote can remove it: a launcher that is killed earlier leaves nothing."""
+    """The private temporary folder of a run, created once there is a zygote to remove it if the launcher is killed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.path: str | None = None  # None until it is created, or if no location is writable
 
     def create(self, register_for_removal: Callable[[str], None]) -> None:
-        """Create it, unless it exists; ``register_for_removal`` gets the path."""
+        """Create the folder, unless it exists; ``register_for_removal`` is called with its path."""
         self.path = self.path or make_private_dir(self._name)
         if self.path:
             register_for_removal(self.path)
 
     def remove(self) -> None:
-        """Remove it with its contents; no other user's folder that has replaced it, and no link."""
+        """Remove the folder with its contents, unless another user's folder or a link has replaced it."""
         with suppress(OSError):
             if self.path and os.lstat(self.path).st_uid == os.geteuid():
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -66,5 +66,5 @@ class PreemptionFile:
         return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
 
     def mark_seen(self) -> None:
-        """A rank has ended with the exit code for a preemption, or handles the preemption signal."""
+        """Called when a rank has ended with the exit code for a preemption, or handles the preemption signal."""
         self._seen = True

@@ -53,7 +53,7 @@ from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 
 class NodeRunner:
-    """Runs this node's part of a job, through all attempts; the listener of its zygote and of its ranks' output."""
+    """Runs this node's part of a job, through all attempts; listens to the zygote and to the output of the ranks."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class NodeRunner:
         self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
 
     def _end_waits(self) -> None:
-        """Return without waiting for readers and other nodes, or exit if the result is written already."""
+        """Let ``run`` return without waiting for readers and other nodes, or exit if the result is written already."""
         if self._has_returned and self._machine.result:
             os._exit(self._machine.result.code)
         self._waits_ended = True
@@ -189,7 +189,7 @@ class NodeRunner:
         self.post(ev.OutputDrained())
 
     def on_zygote_event(self, event: ev.NodeEvent) -> None:
-        """Handle what happened to the zygote or a process: keep account of the processes, then decide."""
+        """Handle an event of the zygote or a process: update the list of processes, then pass it to the machine."""
         match event:
             case ev.ZygoteStarted():
                 self._on_zygote_started(event)
@@ -351,7 +351,7 @@ class NodeRunner:
         self._replies.append(ev.EndExplained(rank, self._add_printed_errors(replace(failure, hint=hint))))
 
     def _add_printed_errors(self, failure: RankFailure) -> RankFailure:
-        """Add what only the output shows: why native code has aborted a rank, or that one of its threads had failed."""
+        """Add to a failure what only the output shows: why native code aborted the rank, or that a thread failed."""
         if failure.refused or (failure.signal not in (None, signal.SIGABRT)):
             return failure
         printed = self.streams.tail(failure.rank)

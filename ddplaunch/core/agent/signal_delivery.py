@@ -32,7 +32,7 @@ class _PendingSignal:
 
 
 class SignalDelivery:
-    """The signals for the ranks of a node, for all attempts."""
+    """Keeps signals for the ranks of a node until every rank has got them, through all attempts."""
 
     def __init__(self, loop: EventLoop, note: Callable[[str], None]) -> None:
         self._loop, self._note = loop, note
@@ -41,7 +41,7 @@ class SignalDelivery:
         self._ranks: NodeRanks | None = None
 
     def send(self, number: int, ranks: NodeRanks, *, names_unhandled: bool) -> None:
-        """Send a signal to all ranks that handle it; to the others once they do.
+        """Send a signal to all ranks with a handler for it, and to each other rank once it has one.
 
         ``names_unhandled``: show a message if none does.
         """
@@ -58,7 +58,7 @@ class SignalDelivery:
         self._pending = {number: each for number, each in self._pending.items() if not each.pids}
 
     def close(self) -> None:
-        """The job has ended: name the signals that no rank has got."""
+        """Called when the job has ended: show a message that names the signals that no rank has got."""
         if self._timer is not None:
             self._timer.cancel()
         for number, pending in self._pending.items():

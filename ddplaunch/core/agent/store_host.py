@@ -12,10 +12,10 @@ from ddplaunch.system.plan.plan import Plan
 
 
 class StoreHost:
-    """Reserves the port for the whole job, with a new store for each attempt; does nothing on other nodes."""
+    """Reserves the store's port for the whole job, and starts a new store for each attempt; unused on other nodes."""
 
     def __init__(self, plan: Plan, *, new_file_each_attempt: bool) -> None:
-        """``new_file_each_attempt``: remove the file before each attempt, as no other node can have started it earlier.
+        """``new_file_each_attempt``: remove the store's file before each attempt: no other node can have created it.
 
         Raises UsageError if the port is taken, or the interface does not exist.
         """
@@ -30,7 +30,7 @@ class StoreHost:
             self._remove_file()
 
     def open(self, zygote: ZygoteClient | None, ranks: NodeRanks) -> None:
-        """Start the store of an attempt: in a fork of the zygote if that has torch, else rank 0 opens it.
+        """Start the store of an attempt in a fork of the zygote, if the zygote has torch; else leave it to rank 0.
 
         Until the zygote is ready, the plan decides: ranks of other nodes may connect by then, and must not find a
         socket that rank 0 replaces.

@@ -66,7 +66,7 @@ def make_zygote_config(
 
 
 class ZygoteListener(Protocol):
-    """Handles what happens to a zygote; never called from within a call to its client."""
+    """Handles the events of a zygote; it is never called while a method of ``ZygoteClient`` runs."""
 
     def on_zygote_event(self, event: ev.NodeEvent) -> None: ...
 
@@ -130,7 +130,7 @@ class ZygoteClient:
         self._socket.send({"op": "remove_path", "path": path})
 
     def sweep(self, grace: float, *, own_exit_timeout_s: float = OWN_EXIT_TIMEOUT_S) -> None:
-        """End all descendants: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
+        """End all descendants of the zygote: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
 
         The reply is ``ProcessesSwept``.
         """
@@ -156,7 +156,7 @@ class ZygoteClient:
 
     @property
     def unkillable(self) -> list[str]:
-        """After ``close``: its descendants that could not be killed, except those that the launcher adopts."""
+        """The zygote's descendants that ``close`` could not kill, except those that the launcher adopts."""
         return list(self._process.unkillable)
 
     def _on_spawn_failed(self, rank: int, number: int) -> None:

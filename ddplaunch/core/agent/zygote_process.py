@@ -73,7 +73,7 @@ def spawn_zygote(
 
 
 class ZygoteStart(NamedTuple):
-    """How a zygote is started."""
+    """The configuration and environment with which a zygote is started."""
 
     config: ZygoteConfig
     environment: Mapping[str, str]

@@ -45,7 +45,7 @@ class _IncomingMessage(Struct):
 
 
 class ZygoteSocketListener(Protocol):
-    """Handles what arrives from the zygote."""
+    """Handles the messages of the zygote, and the end of its socket."""
 
     def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None: ...  # with its descriptors
     def on_zygote_closed(self) -> None: ...  # once, after end of file
@@ -73,7 +73,7 @@ class ZygoteSocket:
     def send_built(
         self, build: BuildMessage, on_failed: Callable[[OSError], object] | None = None, rank: int | None = None
     ) -> None:
-        """Queue a message that is built once earlier ones are sent. ``rank``: whose process it requests, if it does.
+        """Queue a message, built after all earlier ones are sent. ``rank``: the rank whose process it requests, if any.
 
         ``on_failed`` gets the error if too many files are open, or in flight to other processes; without it, the
         message is sent without descriptors. Later messages wait until it has returned.
@@ -131,7 +131,7 @@ class ZygoteSocket:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
 
     def _drop_first(self, on_failed: Callable[[OSError], object], error: OSError) -> None:
-        """Drop the first message, which cannot be sent; its handler may withdraw others that would fail likewise."""
+        """Drop the first message, which cannot be sent; ``on_failed`` may withdraw others that would fail too."""
 
         def report() -> None:
             self._is_dropping = False

@@ -116,11 +116,11 @@ class ProgramStatus(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is: "GPUs 0-3, 127.0.0.1:8000"."""
+        """The GPUs and the address of the program: "GPUs 0-3, 127.0.0.1:8000"."""
         return ", ".join(filter(None, (f"GPUs {self.gpus}" if self.gpus else "", self.address)))
 
     def has_gpu(self, index: int) -> bool:
-        """Whether the GPU with this index is one of its own."""
+        """Whether the program has the GPU with this index."""
         runs = ((first, last or first) for first, _, last in (each.partition("-") for each in self.gpus.split(",")))
         return any(int(first) <= index <= int(last) for first, last in runs if (first + last).isdecimal())
 
@@ -217,13 +217,13 @@ class Status(TaggedMessage, frozen=True):
         return self if programs is self.programs else replace(self, programs=programs)._without_ranks(now)
 
     def _without_ranks(self, now: float) -> Status:
-        """A node that has no ranks runs once all of its programs are ready."""
+        """Return the status; on a node without ranks, its state is RUNNING once all programs are ready."""
         are_ready = all(each.state in ("ready", "ended") for each in self.programs)
         is_due = self.state is JobState.STARTING and not self.has_ranks and are_ready
         return self._with_state(JobState.RUNNING, now) if is_due else self
 
     def _to_stopping(self, now: float) -> Status:
-        """A rank has failed, so the others are being stopped; a preempted job stays PREEMPTED."""
+        """Return the status after a rank has failed: the others are being stopped; a preempted job stays PREEMPTED."""
         return self._with_state(JobState.STOPPING, now) if self.state in (JobState.STARTING, JobState.RUNNING) else self
 
     def _with_state(self, state: JobState, now: float) -> Status:

@@ -55,7 +55,7 @@ class ServedJob(Protocol):
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
 
     def report_bug(self, text: str) -> None:
-        """Show a note on a request or a feature that has raised."""
+        """Show a note: the code of a request or of a feature has raised an exception."""
 
     def find_side(self, kind: type[T]) -> T | None:
         """Return the node side of a feature; None if the job has none."""
@@ -67,7 +67,7 @@ class RequestContext:
     def __init__(
         self, connection: Connection[Request[object]], job: ServedJob, isolated: Isolation, keep_open: KeepOpen
     ) -> None:
-        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more."""
+        """``isolated`` runs the request's callbacks: after an exception in one, only this client gets no reply."""
         self._connection, self.job, self._keep_open = connection, job, keep_open
         self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
 
@@ -97,5 +97,5 @@ class Request(TaggedMessage, Generic[A], frozen=True):
         return False
 
     def handle(self, context: RequestContext) -> None:
-        """Send the replies, now or later."""
+        """Handle the request: send its replies, now or later."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
 class StatusQuery(Request[Status], frozen=True):
-    """Send the status."""
+    """Request for the status of the job, sent once."""
 
     answers = (Status,)
 
@@ -18,7 +18,7 @@ class StatusQuery(Request[Status], frozen=True):
 
 
 class StopReply(TaggedMessage, frozen=True):
-    """The job is being stopped."""
+    """Reply to ``StopJobRequest``: the job is being stopped."""
 
 
 class StopJobRequest(Request[StopReply], frozen=True):
@@ -60,7 +60,7 @@ class WaitRequest(Request[JobEndReply], frozen=True):
 
 
 class FlushReply(TaggedMessage, frozen=True):
-    """The mark will be written."""
+    """Reply to ``FlushRequest``: the mark will be written."""
 
 
 class FlushRequest(Request[FlushReply], frozen=True):

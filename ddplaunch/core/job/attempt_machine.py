@@ -69,11 +69,11 @@ class AttemptMachine(Machine):
         self._do(*self._nodes.note_to_all(text))
 
     def _do_requested(self) -> None:
-        """Send what features have requested, after each call of their sides."""
+        """Execute the commands that the features' sides have requested; called after each call of a side."""
         self._do(*self._sides.take_commands())
 
     def _do_deferred(self, now: Now) -> None:
-        """Do what features have requested, and pass replies on to them, until nothing is left."""
+        """Execute the requests of features and deliver replies to them, until none is left."""
         self._do_requested()
         while True:
             if self._sides.requested_stops:
@@ -199,7 +199,7 @@ class AttemptMachine(Machine):
         self._stop_ranks(signal.SIGTERM, now)
 
     def _asks_before_stop(self) -> bool:
-        """Send the requests of features that precede a stop; return whether replies are awaited."""
+        """Send the requests that features make before the ranks are stopped; return whether replies are awaited."""
         is_awaited = self._sides.before_stop(self._attempt)
         self._do_requested()
         return is_awaited
@@ -226,7 +226,7 @@ class AttemptMachine(Machine):
             self._check_reports(now)
 
     def _stop_after_replies(self, now: Now) -> None:
-        """Stop the ranks if that waited for replies to features, and the last of these has come."""
+        """Stop the ranks, if only replies to features delayed it and the last of these replies has come."""
         if self._attempt.sides_to_reply:
             return
         stops, self._attempt.stops_after_replies = self._attempt.stops_after_replies, []

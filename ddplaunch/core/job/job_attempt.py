@@ -38,7 +38,7 @@ class JobPhase(Enum):
 
 
 class JobStep(Enum):
-    """What the job's machine may do next."""
+    """A step of the job machine: what it may do next."""
 
     CHECK = "have every node check itself"
     START = "start the ranks on all nodes"
@@ -89,7 +89,7 @@ class NodeFailure(Struct, frozen=True):
     left: bool = False  # it left after a SIGTERM, which its ranks may have got earlier than the launcher
 
     def happened_before(self, verdict: FailureReport | None) -> bool:
-        """Whether this is the cause of a rank's failure, and not the other way round."""
+        """Whether this failure of a node is the cause of the ranks' failures, and not their result."""
         if verdict is None or verdict.first.is_secondary:
             return True
         unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
@@ -175,7 +175,7 @@ class JobAttempt(Struct):
 
     @property
     def first_launcher_failure(self) -> NodeFailure | None:
-        """The launcher failure, unless a rank had failed before."""
+        """The failure of a launcher's own process, unless a rank had failed before."""
         return self._unless_later(self.launcher_failure)
 
     @property
@@ -214,7 +214,7 @@ class JobAttempt(Struct):
         return self.stop_cause.result(remark)
 
     def accepts(self, cause: StopCause) -> bool:
-        """Whether this may stop the attempt: nothing else does, and no rank has failed for another reason."""
+        """Whether this cause may stop the attempt: no other cause does, and no rank has failed for another reason."""
         return (self.awaits_program or self.is_clean) if cause.of_program else not self.sides_to_reply
 
     @property

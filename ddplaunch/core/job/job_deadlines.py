@@ -1,4 +1,4 @@
-"""What ``JobMachine`` does when a moment has come."""
+"""The deadlines of ``JobMachine``: each class is what the machine does when it is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddplaunch.core.deadlines import Deadline
 
 
 class PhaseDeadline(Deadline, frozen=True):
-    """Base class of those that the next phase of the job cancels; a stop of the ranks only cancels the wait notice."""
+    """Base class of deadlines that a new phase of the job cancels; the phase STOPPING cancels only WaitNoticeDue."""
 
 
 class JoinTimeoutOver(PhaseDeadline, frozen=True):
@@ -26,11 +26,11 @@ class ChecksLate(PhaseDeadline, frozen=True):
 
 
 class EarlyReportDue(PhaseDeadline, frozen=True):
-    """Print the cause of the stop, although ranks are left."""
+    """Print why the ranks are stopped, before all of them have ended."""
 
 
 class CauseLate(PhaseDeadline, frozen=True):
-    """Stop the ranks: no other failure explains the rank that has only lost its connection."""
+    """Stop the ranks: a rank has lost a connection, and no failure that explains it was reported in time."""
 
 
 class PreemptGraceOver(PhaseDeadline, frozen=True):
@@ -42,7 +42,7 @@ class WaitNoticeDue(PhaseDeadline, frozen=True):
 
 
 class ReportStepOver(PhaseDeadline, frozen=True):
-    """Count a step of the wait for the nodes' AttemptReports."""
+    """Count one interval of the wait for the nodes' AttemptReports."""
 
 
 class RestartDue(PhaseDeadline, frozen=True):

@@ -69,7 +69,7 @@ class _SideContext(JobContext):
 
 
 class JobSides(Decider):
-    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues.
+    """Makes and calls the sides of all features; a side that raises is reported once, and the job continues.
 
     What they send is collected until ``take_commands``, which follows each call.
     """
@@ -96,7 +96,7 @@ class JobSides(Decider):
                 self._sides.append(_NamedSide(name, context.isolation, side))
 
     def request(self, *commands: Command) -> None:
-        """Have commands executed that a side requests."""
+        """Add commands that a side requests, for ``take_commands``."""
         self._do(*commands)
 
     def on_deadline(self, deadline: FeatureDeadline) -> None:
@@ -106,7 +106,7 @@ class JobSides(Decider):
                 isolation.call(side.on_deadline, deadline.name)
 
     def _replies(self, hook: str, *arguments: object) -> Iterator[Any]:
-        """Call a hook of each side; yield what they return, without None."""
+        """Call a hook of each side; yield the results that are not None."""
         for _, isolation, side in self._sides:
             if (reply := isolation.call(getattr(side, hook), *arguments)) is not None:
                 yield reply
@@ -134,7 +134,7 @@ class JobSides(Decider):
         return any(self._replies("holds_stop", signal))
 
     def awaits_program(self, attempt: JobAttempt, failure: RankFailure) -> bool:
-        """Whether a rank may have failed because of another program: then its failure is awaited for a moment."""
+        """Whether a rank may have failed because another program did; the job then waits a moment for that failure."""
         explained = any(self._replies("may_explain", failure))
         attempt.awaits_program |= explained and len(attempt.failures) == 1
         return explained
@@ -146,7 +146,7 @@ class JobSides(Decider):
         self._call("on_attempt_start", attempt)
 
     def before_stop(self, attempt: JobAttempt) -> bool:
-        """Send the requests that precede a stop, one of each side in an attempt; return whether replies are awaited."""
+        """Send the sides' requests before a stop, one per side and attempt; return whether replies are awaited."""
         if not attempt.sides_to_reply and not attempt.stopping_to_change_nodes:
             for name, isolation, side in self._sides:
                 call = isolation.call(side.before_stop, attempt)
@@ -168,7 +168,7 @@ class JobSides(Decider):
         on_reply(reply)
 
     def explain_failures(self, attempt: JobAttempt) -> FailureReport | None:
-        """Return the attempt's failures; sides explain those that only follow from what another rank did."""
+        """Return the failure report; if the first failure is a secondary one, a side may add which rank caused it."""
         report = attempt.failure_report
         if report is None or not report.first.is_secondary or (attempt.stop_cause and attempt.stop_cause.failure):
             return report
@@ -188,7 +188,7 @@ class JobSides(Decider):
 
 
 def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a handler of replies: it is not called where the kind of the request has raised."""
+    """Wrap a handler of replies so that None, the reply after an exception in the request's kind, is ignored."""
     return lambda reply: None if reply is None else handler(reply)
 
 

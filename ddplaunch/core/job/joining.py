@@ -1,4 +1,4 @@
-"""Waiting for nodes: until they have joined, and until the last ones have finished; and the messages meanwhile."""
+"""Waits until the nodes have joined and until the last ones have finished, and sends the messages on it."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class Joining:
         return JoinStatus(len(self._nodes), min_nodes, max_nodes, tuple(missing[:MAX_LISTED_NAMES]), window, self._kind)
 
     def send_status(self, now: Now) -> list[Command]:
-        """Send all nodes which of them have joined: the deadline ``JoinStatusDue``."""
+        """Handle ``JoinStatusDue``: send all nodes the list of the nodes that have joined."""
         left = None if self._window_end is None else max(0.0, self._window_end - now.mono)
         return self._nodes.to_all(self._build_status(left))
 
     def on_timeout(self, now: Now) -> str | None:
-        """Return why the job cannot start: the deadline ``JoinTimeoutOver``; None while the join window is open."""
+        """Handle ``JoinTimeoutOver``: return why the job cannot start; None if enough nodes have joined."""
         if len(self._nodes) < self._config.min_nodes:
             return self._describe_missing()
         self.begin(now)  # a node may leave meanwhile
         return None
 
     def _describe_missing(self) -> str:
-        """Which nodes did not join in time: why the job never started."""
+        """Return the message that the job cannot start, with the nodes that have not joined in time."""
         status = self._build_status(None)
         min_nodes = f"{'at least ' * (status.min_nodes < status.max_nodes)}{status.min_nodes}"
         absent = status.max_nodes - status.joined
@@ -98,7 +98,7 @@ class SlowNodeNotices:
             self._deadlines.set(WaitNoticeDue(), now.mono + FIRST_NOTICE_S)
 
     def send(self, now: Now) -> list[Command]:
-        """Send the note to all finished nodes that have not got the same one: the deadline ``WaitNoticeDue``."""
+        """Handle ``WaitNoticeDue``: send the note to all finished nodes that have not got the same note before."""
         unfinished = [node.name for node in self._nodes.sorted_nodes if node.phase is NodePhase.RUNNING]
         commands: list[Command] = []
         if not unfinished:
@@ -125,7 +125,7 @@ class ReportTimeout:
         self._step_end = 0.0
 
     def begin(self, grace_s: float, now: Now) -> None:
-        """Called when ranks have this long to end; of several limits, the one that expires first counts."""
+        """Start the wait for reports when ranks have ``grace_s`` to end; of several limits, the earliest counts."""
         limit_s, left_s = grace_s + REPORT_TIMEOUT_S, self._left_s + self._step_end - now.mono
         if ReportStepOver() not in self._deadlines or limit_s < left_s:
             self._limit_s = self._left_s = limit_s
@@ -138,7 +138,7 @@ class ReportTimeout:
         self._deadlines.set(ReportStepOver(), self._step_end)
 
     def on_step(self, now: Now) -> float | None:
-        """Return the limit once it has expired: the deadline ``ReportStepOver``."""
+        """Handle ``ReportStepOver``: return the limit if it has expired, else None."""
         if self._left_s <= 0:
             return self._limit_s
         self._begin_step(now)

@@ -169,7 +169,7 @@ class JobMachine(AttemptMachine):
 
     @property
     def _may_grow(self) -> bool:
-        """Whether the attempt is interrupted to give ranks to a node that joins now (--grow); not if it ends anyway."""
+        """Whether to interrupt the attempt to give ranks to a node that joins now (--grow); not if it is ending."""
         wanted = self._options[Elastic].grow and self._membership.has_room
         goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_known
         return wanted and goes_on and self._nodes.are_all_running()

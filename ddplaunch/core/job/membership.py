@@ -82,12 +82,12 @@ class Membership:
         return bool(node.node_rank) and self.usable_count - self.is_usable(node) >= self._config.min_nodes
 
     def can_leave(self, node: JoinedNode, phase: JobPhase) -> bool:
-        """Whether a SIGTERM there (eviction, scale-down) removes only that node and does not end the job."""
+        """Whether a SIGTERM on this node (eviction, scale-down) removes only the node and does not end the job."""
         elastic = self._config.is_elastic and bool(node.node_rank)
         return elastic and (phase is JobPhase.JOINING or self.can_spare(node))
 
     def on_node_failed(self, node: JoinedNode) -> list[Command]:
-        """Called when a node was lost, or the first cause of a failure was there: a spare, if any, replaces it.
+        """Called when a node was lost or the first cause of a failure was on it: a spare, if there is one, replaces it.
 
         Node 0 is never replaced: all others are connected to it.
         """
@@ -156,7 +156,7 @@ class Membership:
 
     @property
     def _are_ordered(self) -> bool:
-        """Whether domains decide the order of the nodes: where their users have not numbered all of them."""
+        """Whether the order of the nodes follows their domains: if not all of them have a --node-rank, for example."""
         options, nodes = self._options, self._nodes.values()
         if (options[Nodes].segment or 1) > 1:
             return True

@@ -42,7 +42,7 @@ class StopReason:
     def add_request(
         self, node: JoinedNode, message: StopRequested, attempt: JobAttempt
     ) -> tuple[float | None, list[Command]]:
-        """Return the grace of the ranks that are stopped now; None if an earlier request does that.
+        """Record a stop request; return the grace with which to stop the ranks, None if an earlier request stops them.
 
         Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
         """
@@ -84,7 +84,7 @@ Step = tuple[JobResult | Pause, list[Command]]
 
 
 class NextStep:
-    """Decides after each attempt."""
+    """Decides after each attempt whether the job starts another one or ends."""
 
     def __init__(
         self, nodes: NodeTable, membership: Membership, limits: TimeLimits, stop: StopReason, sides: JobSides
@@ -95,7 +95,7 @@ class NextStep:
         self._restarts = RestartPolicy(nodes.config)
 
     def decide(self, attempt: JobAttempt, now: Now, *, was_stopped: bool) -> Step:
-        """Return what follows; the first of the causes below that applies decides, whatever came first in time."""
+        """Return what follows an attempt: the first cause below that applies decides, not the earliest one."""
         report, preempted_by = self._sides.explain_failures(attempt), self._stop.preempted_by
         succeeded = attempt.is_clean and not was_stopped
         if self._stop.signal:

@@ -39,11 +39,11 @@ class NodeChecks:
 
     @property
     def are_done(self) -> bool:
-        """Whether all replies are in, and no request follows."""
+        """Whether all nodes have replied and no further check follows."""
         return not self._unanswered and not self._next
 
     def begin(self, requests: Iterable[CheckRequest], now: Now) -> list[Command]:
-        """Ask all nodes to check themselves before an attempt, if there are requests for them."""
+        """Send all nodes the first of the check requests before an attempt, if there are any."""
         self._request, self._next = None, [*requests]
         self._unanswered.clear()
         return self._send_next(now)
@@ -61,7 +61,7 @@ class NodeChecks:
 
     @property
     def _may_last(self) -> bool:
-        """Whether the replies may take any time, as those of programs that get ready."""
+        """Whether the replies to this request have no time limit, as when programs have to become ready."""
         return self._request is not None and self._request.wait_s is None
 
     def _wait_for(self, number: int, now: Now) -> None:
@@ -94,7 +94,7 @@ class NodeChecks:
         return []
 
     def on_node_gone(self, number: int, now: Now) -> list[Command]:
-        """Called when a node needs no more waiting for: it passed, was left out or is lost."""
+        """Called when no reply of a node is awaited any more: it has passed, was left out or is lost."""
         was_last = [*self._unanswered] == [number]
         self._unanswered.pop(number, None)
         return self._send_next(now) if was_last else []
@@ -117,7 +117,7 @@ class NodeChecks:
         return JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}", node=node.host)
 
     def on_deadline(self, now: Now) -> list[Command]:
-        """Print which nodes have not replied: the deadline ``ChecksLate``.
+        """Handle ``ChecksLate``: print which nodes have not replied.
 
         A check has timeouts of its own, so a node that sends nothing has a bug, and gets its ranks.
         """

@@ -49,7 +49,7 @@ def _choose(
     failed: Collection[int],
     first: Mapping[str, int],
 ) -> list[NodePlace]:
-    """Return those that stay, then nodes of domains that have lost one, then whole domains, the largest first."""
+    """Return the nodes that keep ranks, then nodes of domains that lost one, then whole domains, the largest first."""
     lost = {each.domain for each in before if each.node_rank not in stay}
     sizes = Counter(each.domain for each in places)
 

@@ -37,7 +37,7 @@ class NodePhase(Enum):
 
 
 class NodeStep(Enum):
-    """What happens to a node."""
+    """A step of a node: what happens to it in an attempt."""
 
     START = "it gets StartAttempt"
     FINISH = "it sends RanksFinished"
@@ -74,7 +74,7 @@ class JoinedNode(Struct):
 
     @property
     def rank_count(self) -> int:
-        """How many ranks it has in an attempt."""
+        """How many ranks the node has in an attempt."""
         return len(self.hello.node_spec.devices)
 
     @property
@@ -88,7 +88,7 @@ class JoinedNode(Struct):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether ranks of the attempt may still run there."""
+        """Whether ranks of the attempt may still run on this node."""
         return self.phase in (NodePhase.RUNNING, NodePhase.FINISHED)
 
     def take_step(self, step: NodeStep) -> None:

@@ -92,7 +92,7 @@ class RestartPolicy:
         return None
 
     def _why_not_listed(self, attempt: JobAttempt, causes: Sequence[str]) -> str | None:
-        """Return why the failure is none of these exit codes, nor transient if that is listed; None if it is."""
+        """Return why ``--restart-on`` does not list this failure, by exit code or as transient; None if it does."""
         codes, cause = [word for word in causes if word != "transient"], attempt.stop_cause
         if cause is not None:  # --on-stall restart requests it; a failed program counts as transient
             listed = not cause.of_program or "transient" in causes or str(cause.code) in codes
@@ -128,7 +128,7 @@ class FailureSignature(Struct, frozen=True):
         return f"{frame.file}:{frame.line}"
 
     def is_repeat_of(self, before: FailureSignature | None) -> bool:
-        """Whether the previous attempt failed in the same way, and this one made no more progress before it."""
+        """Whether the previous attempt failed in the same way, and this attempt made no more progress than it."""
         if before is None or self._key != before._key or self.attempt != before.attempt + 1:
             return False
         if self.collectives is not None and before.collectives is not None:

@@ -60,7 +60,7 @@ class _OpenRequest(Struct):
 
 
 class Rpc(Decider):
-    """All open requests on node 0, by serial."""
+    """All open requests to all nodes, on node 0, by serial number."""
 
     def __init__(
         self, nodes: NodeTable, deadlines: Deadlines[Deadline], kinds: Mapping[str, Kind] | None = None
@@ -187,12 +187,12 @@ class Rpc(Decider):
         return self.take_commands()
 
     def on_deadline(self, late: RequestLate, now: Now) -> list[Command]:
-        """Called when a request may take no longer."""
+        """Called when the time for a request is over: reply with what the nodes have sent so far."""
         self._close(late.serial, now)
         return self.take_commands()
 
     def end(self) -> None:
-        """Called when the job ends: no reply is awaited any more."""
+        """Called when the job ends: drop all open requests."""
         self._open.clear()
         self._gathered.clear()
 

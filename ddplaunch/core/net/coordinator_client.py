@@ -57,7 +57,7 @@ class CoordinatorClient:
         self._post(ev.Start())
 
     def send(self, message: Message) -> None:
-        """Send a message of this node to node 0; also act on it while node 0 is not connected."""
+        """Send a message of this node to node 0; while node 0 is not connected, act on the message locally."""
         self._post(ev.MessagePosted(message))
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class CoordinatorClient:
         self._post(ev.MessageReceived(0, check_payload(message)))
 
     def _deliver(self, message: Message) -> None:
-        """Pass a message on to this node; a start with what its ranks need: how node 0 is reached."""
+        """Pass a message on to this node; add the address of node 0 and the network interface to a StartAttempt."""
         if isinstance(message, messages.StartAttempt) and self._connection is not None:
             interface = self._options[Nodes].interface or addresses.find_interface(self._connection.here)
             message = replace(message, address=self._connection.there, interface=interface)

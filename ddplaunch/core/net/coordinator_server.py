@@ -72,7 +72,7 @@ class CoordinatorServer:
         self._frame: tuple[Message | None, bytes] = (None, b"")  # the last message to another node, encoded
 
     def start(self) -> None:
-        """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
+        """Accept connections, and start the job when enough nodes have joined; at once in a job of one node."""
         if self._listener_socket is not None:
             self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self)
             self._heartbeat = HeartbeatMonitor(self._loop, self._options[Connections].heartbeat_timeout, self)
@@ -85,7 +85,7 @@ class CoordinatorServer:
         self._handle(ev.MessageReceived(0, message))
 
     def _handle(self, event: MachineEvent) -> None:
-        """Let the machine handle an event, and execute the commands that follow; none of them leads to another event.
+        """Pass an event to the job machine and execute the resulting commands; none of them causes another event.
 
         Raises ProtocolError if a node cannot have sent this message; its ``ConnectionLost`` follows.
         """
@@ -182,7 +182,7 @@ class CoordinatorServer:
         return self._frame[1]
 
     def _with_node_zero_address(self, start: StartAttempt) -> StartAttempt:
-        """Add what node 0's own ranks need: the address that the other nodes connected to."""
+        """Add the address to which the other nodes have connected: node 0's own ranks use it too."""
         if not self._peers:
             return start if self._listener_socket is not None else replace(start, assignment=None, node_specs=())
         address = self._peers[min(self._peers)].here

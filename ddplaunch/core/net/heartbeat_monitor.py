@@ -16,7 +16,7 @@ SCHEDULING_SLACK_S = 0.25  # a later own heartbeat means that this process did n
 
 
 class HeartbeatListener(Protocol):
-    """What has connections to the peers: sends the heartbeats, and handles the loss of a peer."""
+    """The owner of the connections to the peers: sends the heartbeats, and handles the loss of a peer."""
 
     def send_heartbeats(self) -> None:
         """Send a heartbeat to every peer."""

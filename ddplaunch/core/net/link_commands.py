@@ -38,6 +38,6 @@ class Disconnect(Command, frozen=True):
 
 
 class Deliver(Command, frozen=True):
-    """Give this node a message: of node 0, or this node's own."""
+    """Deliver a message to this node: from node 0, or from this node itself."""
 
     message: Message

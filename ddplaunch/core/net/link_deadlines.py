@@ -1,4 +1,4 @@
-"""What ``LinkMachine`` does when a moment has come."""
+"""The deadlines of ``LinkMachine``: each class is what the machine does when it is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddplaunch.core.deadlines import Deadline
 
 
 class GiveUpDue(Deadline, frozen=True):
-    """End this node: --join-timeout."""
+    """End this node: --join-timeout is over."""
 
 
 class NoticeDue(Deadline, frozen=True):
@@ -30,4 +30,4 @@ class NextAddressDue(Deadline, frozen=True):
 
 
 class StartErrorDue(Deadline, frozen=True):
-    """End this node with the error of its start: node 0 knows it, or is not reached."""
+    """End this node with the error that kept it from starting; node 0 has got the error, or is not reached."""

@@ -61,7 +61,7 @@ class LinkPhase(Enum):
 
 
 class LinkStep(Enum):
-    """What the machine may do next."""
+    """A step of the connection: what the machine may do next."""
 
     RESOLVE = "look up node 0's name"
     CONNECT = "try its addresses"
@@ -93,7 +93,7 @@ class LinkMachine(Machine):
     """The connection of one node to the coordinator, from the first attempt to connect until the end of the job."""
 
     def __init__(self, config: JobConfig, hello: NodeHello | JoinDeclined) -> None:
-        """With a JoinDeclined it only delivers that."""
+        """``hello``: if it is a JoinDeclined, the machine only delivers it to node 0, and the node does not join."""
         super().__init__()
         self._config, self._options, self._hello = config, config.options, hello
         self.phase = LinkPhase.PAUSING
@@ -221,7 +221,7 @@ class LinkMachine(Machine):
         self._deadlines.set(due.StepLate(problem), now.mono + seconds)
 
     def _stop_connecting(self) -> None:
-        """End what the attempt to connect waits for, but the connection that it has led to."""
+        """Close the sockets that are not connected yet, and cancel their deadlines; keep an open connection."""
         self._connecting.clear()
         self._deadlines.cancel_all(due.NextAddressDue)
         self._deadlines.cancel_all(due.StepLate)
@@ -327,7 +327,7 @@ class LinkMachine(Machine):
     # ------------------------------------------------------------------------------------------ messages of this node
 
     def _on_posted(self, message: Message, now: Now) -> None:
-        """Send a message of this node to node 0; also act on it while node 0 is not connected."""
+        """Send a message of this node to node 0; while node 0 is not connected, act on the message locally."""
         wants_to_leave = isinstance(message, messages.StopRequested)
         is_repeated = isinstance(message, messages.StopRequested) and message.again
         if isinstance(message, messages.StopRequested):

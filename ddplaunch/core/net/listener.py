@@ -29,7 +29,7 @@ _TOKEN_HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
 
 
 class PeerHandler(Protocol):
-    """What gets the connections of nodes of the job."""
+    """Receives the connections of nodes that belong to the job."""
 
     def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         """Called with a node's first message; ``proof`` is node 0's token proof, None without a token."""

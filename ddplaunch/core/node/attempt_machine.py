@@ -135,7 +135,7 @@ class AttemptMachine(Machine):
         self._continue(now)
 
     def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool) -> None:
-        """Ask why a rank has ended. The exception of a stopped rank came first: the signal interrupted its cleanup."""
+        """Request the cause of a rank's end. An exception that a stopped rank recorded came before the signal."""
         self.attempt.explaining.add(rank)
         failure = self.attempt.make_failure(rank, pid, 1 if stopped else code, now.wall)
         self._do(do.ExplainEnd(failure, peak, stopped))
@@ -151,7 +151,7 @@ class AttemptMachine(Machine):
         self._continue(now)
 
     def _on_store_exited(self, how: str, now: Now) -> None:
-        """The ranks cannot continue without their store."""
+        """Called when the store's process has ended: kill the running ranks, which cannot continue without it."""
         if self.phase in RUNNING_PHASES:
             self.attempt.set_launcher_failure(how, now.wall)
             self._sweep(0, now)
@@ -169,7 +169,7 @@ class AttemptMachine(Machine):
         # In other phases nothing is lost: the next attempt starts a zygote of its own.
 
     def _on_remaining_killed(self, stuck: tuple[str, ...], now: Now) -> None:
-        """The ranks ended with their zygote; those that had recorded an exception have failed."""
+        """Called when the ranks were killed with their zygote: find out which of them had failed before."""
         attempt, attempt.unkillable = self.attempt, stuck
         ended, attempt.live = attempt.live, {}
         for rank, process in ended.items():
@@ -177,7 +177,7 @@ class AttemptMachine(Machine):
         self._continue(now)
 
     def _continue(self, now: Now) -> None:
-        """End the attempt if no rank is left; report it if all have succeeded, and end leftover processes."""
+        """End the attempt if no rank is left: report if all ranks have succeeded, and end leftover processes."""
         attempt = self.attempt
         if not attempt.is_idle:
             return
@@ -226,7 +226,7 @@ class AttemptMachine(Machine):
         self._drain((), (), now)
 
     def _drain(self, leftovers: tuple[str, ...], stuck: tuple[str, ...], now: Now) -> None:
-        """No process of the attempt is left, but those in ``stuck``, which cannot be killed."""
+        """Begin to read the last output: no process of the attempt is left except ``stuck``, which cannot be killed."""
         attempt = self.attempt
         attempt.deadlines.cancel()
         if leftovers and not (attempt.failures or attempt.stopped_count or self._interrupted):
@@ -245,7 +245,7 @@ class AttemptMachine(Machine):
         self._do(do.CollectOutput(tuple(failure.rank for failure in self.attempt.failures)))
 
     def _on_output_collected(self, output: ev.OutputCollected, now: Now) -> None:
-        """Report the attempt, or end with the job."""
+        """Send the AttemptReport; if the job has its result already, end it on this node."""
         if self.result is not None:
             return self._end_job()
         attempt = self.attempt

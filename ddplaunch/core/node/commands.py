@@ -33,11 +33,11 @@ class ShowFooter(Command, frozen=True):
 
 
 class ReportJob(Command, frozen=True):
-    """Print from now on what concerns the whole job: node 0 no longer does."""
+    """Print messages about the whole job from now on: node 0 no longer prints them."""
 
 
 class BeginAttempt(Command, frozen=True):
-    """Have the features begin the attempt."""
+    """Call the features' ``on_attempt_start``, and deliver the signals that no earlier rank has got."""
 
 
 class SpawnRank(Command, frozen=True):
@@ -66,7 +66,7 @@ class CreatePreemptionFile(Command, frozen=True):
 
 
 class NotePreemptionHandlers(Command, frozen=True):
-    """Note that the ranks have seen the preemption if one of them handles this signal."""
+    """Record that a rank knows of the preemption, if one of the ranks handles this signal."""
 
     number: int
 
@@ -82,7 +82,7 @@ class CloseZygote(Command, frozen=True):
 
 
 class DrainOutput(Command, frozen=True):
-    """No process of the attempt is left: report when all output is read (``OutputDrained``)."""
+    """Report with ``OutputDrained`` when all output is read; no process of the attempt is left."""
 
 
 class SuspendJob(Command, frozen=True):

@@ -59,12 +59,12 @@ LATE_SIGNAL_DELAY_S = 2.0  # after a signal that comes after the job's end, for 
 
 
 class NodeMachine(AttemptMachine):
-    """Carries out an attempt after the other on one node, until the job ends."""
+    """The state machine of one node: runs one attempt after the other until the job ends."""
 
     def __init__(
         self, *, grace_s: float, inspects_before_stop: bool, preempt_signal: int | None, preempt_forward: int | None
     ) -> None:
-        """``inspects_before_stop``: node 0 asks all nodes for something before it orders a stop.
+        """``inspects_before_stop``: node 0 sends a request to all nodes before it orders a stop.
 
         ``preempt_signal``: the scheduler's notice; ``preempt_forward``: the signal that all ranks get then, if any.
         """
@@ -267,7 +267,7 @@ class NodeMachine(AttemptMachine):
 
 
 def _must_name(request: messages.StopRequested) -> bool:
-    """Whether the user is to read what has requested the stop: all but Ctrl-C."""
+    """Whether the message on a stop must say what requested it: always except for Ctrl-C."""
     return bool(request.reason) or request.signal != signal.SIGINT
 
 

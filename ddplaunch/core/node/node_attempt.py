@@ -1,4 +1,4 @@
-"""An attempt on one node, as data: its phase, and what is known of each of its ranks. ``NodeMachine`` alone has it.
+"""The data of an attempt on one node: its phase and the state of its ranks. Only ``NodeMachine`` changes it.
 
 The runner and features read it as an ``AttemptView``.
 """
@@ -30,7 +30,7 @@ class AttemptPhase(Enum):
 
 
 class AttemptStep(Enum):
-    """What the node's machine may do next."""
+    """A step of an attempt on a node: what ``NodeMachine`` may do next."""
 
     LOAD = "wait for the zygote's imports"
     RUN = "request the ranks from the zygote"
@@ -157,11 +157,11 @@ class NodeAttempt(Struct):
         return not (self.pending or self.in_flight or self.live or self.explaining)
 
     def set_launcher_failure(self, how: str, moment: float) -> None:
-        """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
+        """Record that the zygote or the store has ended, on which the ranks depend."""
         self.launcher_failure = self.launcher_failure or LauncherFailure(how, moment)
 
     def make_failure(self, rank: int, pid: int, code: int, moment: float, message: str | None = None) -> RankFailure:
-        """Make the failure of a rank, from how it has ended alone; ``code``: exit code, -N for signal N."""
+        """Build the ``RankFailure`` of a rank from its exit code alone; ``code``: exit code, -N for signal N."""
         return RankFailure(
             rank=rank,
             local_rank=self.ranks[rank].local_rank,
@@ -178,14 +178,14 @@ class NodeAttempt(Struct):
 
 
 class AttemptView:
-    """What others than the machine may know of an attempt: as it is now, and not to change."""
+    """A read-only view of an attempt, for code outside ``NodeMachine``; it always shows the current state."""
 
     def __init__(self, attempt: NodeAttempt) -> None:
         self._attempt = attempt
 
     @property
     def number(self) -> int:
-        """0 is the first, -1 none yet."""
+        """The number of the attempt: 0 for the first, -1 if none has begun."""
         return self._attempt.number
 
     @property
@@ -199,7 +199,7 @@ class AttemptView:
 
     @property
     def failures(self) -> tuple[RankFailure, ...]:
-        """Not those of ranks that were stopped."""
+        """The failures of ranks in this attempt, without ranks that were stopped."""
         return tuple(self._attempt.failures)
 
     def is_stop_requested(self, rank: int) -> bool:

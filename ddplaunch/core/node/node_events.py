@@ -14,7 +14,7 @@ from ddplaunch.system.processes.proc_utils import Usage
 
 
 class NodeEvent(MachineEvent, frozen=True):
-    """Something has happened on this node."""
+    """Base class of the events on this node."""
 
 
 # ------------------------------------------------------------------------------------------------------ from the zygote
@@ -39,7 +39,7 @@ class ProcessSpawned(NodeEvent, frozen=True):
 
 
 class SpawnFailed(NodeEvent, frozen=True):
-    """There is no process or no descriptor for a rank."""
+    """A rank could not be started: no process or no file descriptor was available."""
 
     rank: int
     errno: int
@@ -68,7 +68,7 @@ class ProcessesSwept(NodeEvent, frozen=True):
 
 
 class ZygoteSignalled(NodeEvent, frozen=True):
-    """The zygote got a signal: from this rank; None: with its group of processes, as the ranks did."""
+    """The zygote got a signal from this rank; None: the signal was sent to all processes, ranks included."""
 
     number: int
     rank: int | None = None
@@ -114,7 +114,7 @@ class OutputDrained(NodeEvent, frozen=True):
 
 
 class StartFailed(NodeEvent, frozen=True):
-    """An error that the user can mend: ``OpenLog`` or ``OpenStore`` failed, or the import of what the user named."""
+    """An error that the user can fix: ``OpenLog``, ``OpenStore`` or the import of a ``--preload`` module failed."""
 
     message: str
     hint: str | None = None
@@ -141,14 +141,14 @@ class StopSent(NodeEvent, frozen=True):
 
 
 class EndExplained(NodeEvent, frozen=True):
-    """Reply to ``ExplainEnd``: the failure, with what is known of its cause; None: the stop signal ended the rank."""
+    """Reply to ``ExplainEnd``: the rank's failure with its cause, if known; None: the stop signal ended the rank."""
 
     rank: int
     failure: RankFailure | None
 
 
 class RemainingKilled(NodeEvent, frozen=True):
-    """Reply to ``KillRemaining``: those that could not be killed."""
+    """Reply to ``KillRemaining``: the processes that could not be killed."""
 
     stuck: tuple[str, ...] = ()
 

@@ -24,7 +24,7 @@ class InspectKey:
 
 
 class BroadcastSignalFilter:
-    """Signals that were sent to every process of the job, ranks included: the launcher must not forward them.
+    """Remembers signals that every process of the job got, ranks included, so that the launcher does not forward them.
 
     Slurm signals a step like that where it tracks process trees (proctrack/linuxproc). The zygote gets them too.
     Moments are on the monotonic clock.
@@ -37,7 +37,7 @@ class BroadcastSignalFilter:
         self._recorded.append((number, now))
 
     def was_seen(self, number: int, now: float) -> bool:
-        """Whether this signal was recorded within the last moments."""
+        """Whether this signal was recorded a short time ago."""
         self._recorded = [each for each in self._recorded if now - each[1] < 3 * DUPLICATE_WINDOW_S]
         return any(each[0] == number for each in self._recorded)
 

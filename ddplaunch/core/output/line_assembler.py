@@ -12,7 +12,7 @@ _MAX_BAR_BYTES = 4096  # of ``progress_bar``: more than a terminal is wide
 
 
 class LineAssembler:
-    """Assembles one stream; pure, no descriptor. The time is linear in the bytes, however they are split.
+    """Assembles the lines of one stream, without I/O; the time is linear in the bytes, however they are split.
 
     A carriage return makes the row provisional: it is returned only once something follows below it, so a progress bar
     becomes one line at its end, however often it was drawn. Meanwhile ``progress_bar`` is the row drawn last.
@@ -59,7 +59,7 @@ class LineAssembler:
         return left
 
     def _pass(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
-        """Pass complete lines on, up to the row where a bar starts; return the offset of that, or of the end."""
+        """Add complete lines to ``done``, up to a progress bar; return the offset of the bar's row, or of the end."""
         match = _RETURN.search(data, start)
         end = max(start, data.rfind(b"\n", start, match.start() if match else len(data)) + 1)
         if end > start:
@@ -116,7 +116,7 @@ class LineAssembler:
         return len(data)
 
     def _finish(self, count: int, done: list[bytes | bytearray]) -> None:
-        """Emit the upper rows: they will not be redrawn."""
+        """Add the upper ``count`` rows to ``done``: they will not be redrawn."""
         for row in self._rows[: max(0, count)]:
             row += b"\n"
             done.append(row)

@@ -40,7 +40,7 @@ class LineMerger:
 
     @property
     def next_flush_time(self) -> float | None:
-        """When the oldest line is due; None if no line is held."""
+        """The time at which the oldest held line must be emitted; None if no line is held."""
         return self._arrived[0][0] + HOLD_S if self._oldest() is not None else None
 
     def add(self, rank: int, fd: int, lines: bytes, now: float) -> None:

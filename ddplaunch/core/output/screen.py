@@ -64,7 +64,7 @@ class Screen:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much output is unread that the ranks should wait."""
+        """Whether so much output waits for the reader of stdout or stderr that the ranks should wait too."""
         return self._stdout.is_full or self._stderr.is_full
 
     @property
@@ -74,7 +74,7 @@ class Screen:
 
     @property
     def can_report(self) -> bool:
-        """Whether a line on stderr would not wait for its reader."""
+        """Whether stderr has no unwritten output, so that a line appears at once."""
         return self._stderr.is_drained
 
     @property
@@ -112,7 +112,7 @@ class Screen:
         self._write(sink, b"")  # the bar
 
     def hold_traceback(self, source: Source, text: bytes) -> None:
-        """Show this traceback, with which ``source`` has ended, unless the failure report soon contains it."""
+        """Hold the last traceback of ``source``, and show it after a while unless the failure report contains it."""
         self._tracebacks[source] = text
         self._loop.call_later(TRACEBACK_S, self._show_tracebacks)
 

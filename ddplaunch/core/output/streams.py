@@ -65,7 +65,7 @@ class _OpenStream(Struct):
     repeated_more: int = 0  # how many bytes are expected after that, which are not compared
 
     def drop_repeated(self, data: bytes) -> bytes:
-        """Count what the rank has printed; return it without what it had printed before it started over."""
+        """Count the data of a rank and return it without the part that the rank had printed before it started over."""
         self.received += len(data)
         self.first += data[: MAX_REPEATED - len(self.first)]
         if not self.repeated:
@@ -84,7 +84,7 @@ class _OpenStream(Struct):
 
 
 class OutputListener(Protocol):
-    """What is called about the output of ranks."""
+    """Receives notifications about the output of ranks."""
 
     def on_output(self, rank: int) -> None:
         """Called whenever a rank prints."""
@@ -183,7 +183,7 @@ class Streams:
         self._files[source] = file
 
     def prepare_restart(self, rank: int, written: int) -> bool:
-        """Return whether all that a rank has written was printed; then, as it starts over, show that once only."""
+        """Return whether all that a rank has written came by its pipes; if so, show repeated output only once."""
         streams = self._streams_of(rank)
         for stream in streams:
             while self._read(stream):
@@ -195,7 +195,7 @@ class Streams:
         return True
 
     def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:
-        """The last output, at most ``limit`` bytes; only those since its last start."""
+        """Return the last output of a rank or program since its last start, at most ``limit`` bytes."""
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._attempt_starts.get(source, 0))) if tail else b""
 
@@ -254,7 +254,7 @@ class Streams:
                 self.close_source(source)
 
     def close_source(self, source: Source) -> None:
-        """Read and show the rest, and close the streams of a rank or program."""
+        """Read and show the remaining output of a rank or program, and close its streams."""
         for stream in self._streams_of(source):
             self._read(stream)  # not read so far while the screen is full; a read returns all that a pipe holds
             if stream.fd in self._streams:
@@ -268,7 +268,7 @@ class Streams:
         return [stream for stream in self._streams.values() if stream.source == source]
 
     def _read(self, stream: _OpenStream) -> bool:
-        """Read once; return whether there was data."""
+        """Read a stream once; return whether there was data."""
         try:
             data = os.read(stream.fd, PIPE_BYTES)
         except BlockingIOError:
@@ -283,12 +283,12 @@ class Streams:
         return True
 
     def add_stderr(self, rank: int, data: bytes) -> None:
-        """Add to a rank's stderr what has come another way, also if the rank has closed it."""
+        """Add data from another source to a rank's stderr, even if the rank has closed it."""
         stream = next((each for each in self._streams_of(rank) if each.number == 2), None)
         self._take(stream or self._closed.setdefault(rank, _OpenStream(rank, 2, -1, rank in self._shown)), data)
 
     def _take(self, stream: _OpenStream, data: bytes) -> None:
-        """Log, keep and show a piece of output."""
+        """Write a piece of output to the log file, keep it in memory and show it."""
         self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
             tail = self._tails[stream.source] = TailBuffer(

@@ -60,7 +60,7 @@ class OutputTimes:
             os.write(self._file, format_marks([mark], self._start))
 
     def since(self, moment: float) -> int | None:
-        """Return the offset of the output since this time; None if there is none."""
+        """Return the offset at which the output since this time begins; None if there is no such output."""
         return offset_since(self._marks, moment)
 
     def format_after(self, start: int) -> bytes:
@@ -70,7 +70,7 @@ class OutputTimes:
 
 
 def offset_since(marks: Iterable[Mark], moment: float) -> int | None:
-    """Return the offset of the output since a time, or from up to a second before; None if there is none."""
+    """Return the offset where the output since a time begins, up to a second early; None if there is none."""
     return next((each.offset for each in marks if each.at > moment - INTERVAL_S), None)
 
 

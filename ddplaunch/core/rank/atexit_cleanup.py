@@ -27,7 +27,7 @@ _CLEANUP_TIMEOUT_S = 3  # limit for removing files: with the launcher gone, no o
 
 
 class AtexitCleanup:
-    """Context manager that records the exit handlers registered inside that remove files."""
+    """Context manager that records the exit handlers that remove files and are registered within its block."""
 
     def __init__(self) -> None:
         self.is_shared = False  # whether other runs share the files: then the process that they share removes them
@@ -62,7 +62,7 @@ class AtexitCleanup:
             finalizer.detach()
 
     def run(self) -> None:
-        """In the zygote, when no rank is left: run the recorded handlers."""
+        """Called in the zygote when no rank is left: run the recorded handlers."""
         if self.is_shared or not (self.functions or self._finalizers):
             return
         pid = os.fork()  # so that the alarm kills only the handlers

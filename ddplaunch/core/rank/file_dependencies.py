@@ -1,4 +1,4 @@
-"""Detects changes of the files that a zygote was loaded from, which waits for a run, by stat(2) only.
+"""Detects, by stat(2) only, whether files have changed from which a zygote that waits for a run was loaded.
 
 The user's own folders (PYTHONPATH, editable installs) change with every edit. In these a new file counts only if it
 shadows a loaded module, or has the name of a module that was not found.
@@ -85,7 +85,7 @@ class FileDependencies:
         return not os.path.isdir(path) and found.st_ctime_ns >= self._start_ns
 
     def find_changed(self) -> str | None:
-        """Find a file that has changed, or a new one that an import would find now."""
+        """Return a file that has changed, or a new one that an import would find now; None if there is none."""
         for path, found in self._states.items():
             if _stat(path) != found:
                 return path

@@ -1,4 +1,4 @@
-"""Keeps the end of a program that uses gloo from a deadlock or an abort inside torch.
+"""Prevents a deadlock or an abort inside torch when a program that uses gloo ends.
 
 The rule of torch 2.13: a collective that was started in a backward pass, as DDP's are, holds a Python object
 (``torch/autograd/graph.py`` stashes "context"), so gloo's thread needs the GIL to free it. It may be late, on a busy
@@ -56,7 +56,7 @@ def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any
 
 
 def wait_for_threads() -> None:
-    """Wait until gloo's threads have freed what they work on: asleep three times while this one leaves them the GIL."""
+    """Wait until gloo's threads have freed their objects: until all are asleep three times in a row."""
     tasks, asleep, deadline = _find_threads(), 0, monotonic() + _TIMEOUT_S
     while tasks and asleep < 3 and monotonic() < deadline:
         sleep(_PAUSE_S)

@@ -29,7 +29,7 @@ class HiddenModules:
     def __init__(
         self, record: ImportRecorder, settings: Mapping[str, str], native_reads: str, shared_exits: Collection[object]
     ) -> None:
-        """Hide what is recorded, and undo what the imports have changed outside their modules.
+        """Hide the recorded modules, and undo the changes that their imports made outside of them.
 
         Args:
             record: of the imports.
@@ -74,7 +74,7 @@ class HiddenModules:
             warnings._filters_mutated()
 
     def replace_import(self, hand_over: Callable[[str], ModuleType | None]) -> None:
-        """Let imports of hidden modules call ``hand_over``; if it returns None they are as usual.
+        """Make imports of hidden modules call ``hand_over``; if it returns None, Python imports the module as usual.
 
         No finder does it, so that ``importlib.util.find_spec`` and ``sys.meta_path`` stay truthful.
         """
@@ -95,12 +95,12 @@ class HiddenModules:
         bootstrap._find_and_load_unlocked = hide(_find_and_load_unlocked)  # type: ignore[attr-defined]
 
     def _lend(self, name: str) -> ModuleType:
-        """Hand a module over to code of ddplaunch, in the zygote or before the program of a rank starts."""
+        """Put a hidden module into ``sys.modules`` for ddplaunch's own code, before the program of a rank starts."""
         sys.modules[name] = self.modules[name]
         return sys.modules[name]
 
     def hide_again(self) -> None:
-        """Hide what code of ddplaunch has imported meanwhile."""
+        """Hide the modules that ddplaunch's own code has imported since the last time."""
         for name in self.record.list_added():
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
@@ -123,7 +123,7 @@ class HiddenModules:
         return taken
 
     def summarize(self, name: str) -> ImportSummary:
-        """Return what the imports have done of those modules that come with this one, and are still hidden."""
+        """Return what the imports of a module, and of the still hidden modules that it loads, have read and changed."""
         closure = self.record.closures.get(name) or self.record.closure(name)
         new = [each for each in list(self.modules) if each in closure]
         return ImportSummary(new, closure, self.record)
@@ -134,10 +134,10 @@ class HiddenModules:
 
 
 class ImportSummary:
-    """What the imports of several modules do that are handed over together."""
+    """What the imports of modules that are handed over together have read and changed."""
 
     def __init__(self, new: list[str], closure: set[str], record: ImportRecorder) -> None:
-        """``new``: these modules in the order of their loading; ``closure``: those that are loaded already, too."""
+        """``new``: the modules in the order of their loading; ``closure``: also those that are visible already."""
         self.new, self.closure = new, closure
         self.has_packages = not record.packages.isdisjoint(new)  # some are not of the standard library
         self.native = record.native.intersection(new)

@@ -1,4 +1,4 @@
-"""Compares the state of a rank with that in which modules were preloaded: what would a fresh import find different?
+"""Compares the state of a rank with the state in which modules were preloaded: would a fresh import differ?
 
 ``module_handover`` has the rules; like there, nothing may be imported here.
 """
@@ -43,7 +43,7 @@ OF_THREAD_POOLS = tuple("gomp_ goto_ kmp_ mkl_ omp_ openblas_".upper().split())
 
 
 class ImportCheck:
-    """Finds what differs in one rank; created before its program starts."""
+    """Finds how the state of a rank differs from that of the preload; created before the rank's program starts."""
 
     def __init__(self, hidden: HiddenModules) -> None:
         self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
@@ -54,7 +54,7 @@ class ImportCheck:
         self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
 
     def find_difference(self, summary: ImportSummary) -> str | None:
-        """Return what a fresh import of several modules would find different from the recorded one; None if nothing."""
+        """Return how a fresh import of these modules would differ from the recorded import; None if it would not."""
         checks = [self._find_other_module, self._find_other_origin, self._find_variable, self._find_distribution]
         checks += [self._find_logger]
         if summary.has_packages:
@@ -98,7 +98,7 @@ class ImportCheck:
         return None
 
     def _find_distribution(self, summary: ImportSummary) -> str | None:
-        """Find other metadata of a distribution that the imports ask for, in a folder that the zygote had not."""
+        """Report metadata of a distribution that the imports look up, in a folder that the zygote did not search."""
         for folder in (
             [each for each in sys.path if each not in self._record.path] if summary.inputs.distributions else ()
         ):
@@ -125,7 +125,7 @@ class ImportCheck:
         return None
 
     def _find_native_state(self, summary: ImportSummary) -> str | None:
-        """Compare what native code reads as it is loaded."""
+        """Report a difference in what native code reads when it is loaded: variables, CPUs, dlopen flags."""
         native = summary.native
         if not native:
             return None
@@ -166,7 +166,7 @@ class ImportCheck:
         return None
 
     def _find_warning_filter(self, summary: ImportSummary) -> str | None:
-        """A new filter that ignores warnings changes nothing: an import that shows one is not preloaded."""
+        """Report new warning filters, if the imports warn; a filter that ignores warnings makes no difference."""
         if import_effects.WARNED not in summary.inputs.marks:
             return None
         usual = self.lists[FILTERS]
@@ -196,14 +196,14 @@ class ImportCheck:
         return None
 
     def _find_random_state(self, summary: ImportSummary) -> str | None:
-        """Find that the program has seeded or used a generator from which an import takes a number."""
+        """Report that the program has seeded or used ``random``, if an import takes random numbers from it."""
         if import_effects.MOVES_RANDOM not in summary.inputs.marks:
             return None
         is_other = import_recorder.random_state(sys.modules) not in (None, self._random_state)
         return "random was seeded or used before" if is_other else None
 
     def _find_function(self, summary: ImportSummary) -> str | None:
-        """Find a function or class that was replaced in a module which the imports use, or which Python starts with.
+        """Report a replaced function or class in a module that the imports use or that Python loads at start.
 
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """
@@ -213,7 +213,7 @@ class ImportCheck:
         return None
 
     def _is_kept(self, new: list[str], replaced: list[object]) -> bool:
-        """Whether new modules have one of the values that were replaced, or it is a class."""
+        """Whether new modules hold one of the replaced objects, or one of these is a class."""
         if any(isinstance(each, type) for each in replaced):
             return True
         known = {id(each) for each in replaced}
@@ -222,7 +222,7 @@ class ImportCheck:
         )
 
     def _find_torch_setting(self, summary: ImportSummary) -> str | None:
-        """Compare the settings that tensors get; torch's own modules make none as they are imported."""
+        """Report changed defaults for new tensors, if an imported module other than torch's own uses torch."""
         torch: Any = self._hidden.every.get("torch")
         if not (summary.uses_torch and _is(sys.modules.get("torch"), torch)):
             return None
@@ -248,7 +248,7 @@ def native_environment() -> dict[str, str]:
 
 
 def _list_names(folders: list[str]) -> set[str] | None:
-    """Return the names that these entries of ``sys.path`` may have modules of; None if one is an archive."""
+    """Return the possible module names in these entries of ``sys.path``; None if an entry is an archive."""
     if any(map(os.path.isfile, folders)):
         return None
     return {entry.partition(".")[0] for folder in folders for entry in list_folder(folder)}
@@ -274,7 +274,7 @@ def _has_plugins(metadata: str) -> bool:
 
 
 def _is_own(finder: object) -> bool:
-    """Whether the program itself, and not an installed package, has made a finder."""
+    """Whether an import finder comes from the program itself and not from an installed package."""
     kind = finder if isinstance(finder, type) else type(finder)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return not isinstance(file, str) or rank_exit.is_user_file(file)

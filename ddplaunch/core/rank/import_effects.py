@@ -28,11 +28,11 @@ class Inputs:
         self.variables: dict[str, str | None] = {}  # that Python code has read, with their first values
 
     def pack(self) -> bytes:
-        """Return this as one string: to look at a Python object in a rank copies the memory page that it is in."""
+        """Pack the inputs into one bytes object: each Python object that a rank reads makes it copy a memory page."""
         return marshal.dumps([(kind, found) for kind, found in self.__dict__.items() if found])
 
     def add(self, packed: bytes) -> None:
-        """Add those of a module that is loaded after the others."""
+        """Add the packed inputs of a module that was loaded after the earlier ones."""
         for kind, effects in marshal.loads(packed):
             if kind == "variables":
                 effects.update(self.variables)

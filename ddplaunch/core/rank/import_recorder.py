@@ -45,7 +45,7 @@ _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
 
 class _Builtin:
-    """Calls a function in place of a builtin one: equal to that, and not bound as a method as attribute of a class."""
+    """Replaces a builtin function: compares equal to it and, as class attribute, does not become a bound method."""
 
     __slots__ = ("function", "replaced")
 
@@ -117,7 +117,7 @@ class ImportRecorder:
         setattr(owner, name, function)
 
     def _new_module(self, name: str) -> ModuleType:
-        """Make the module objects side by side: a rank writes to each as it gets it, and so copies its memory page."""
+        """Create module objects next to each other in memory: a rank writes to each, which copies its memory page."""
         if not self._unused_modules:
             self._unused_modules = [_Module.__new__(_Module) for _ in range(_MODULES_AT_A_TIME)]
         module: ModuleType = self._unused_modules.pop()
@@ -125,7 +125,7 @@ class ImportRecorder:
         return module
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Import finder: as the first one it is asked for each name."""
+        """Record the name that is imported; as the first import finder, this is called for each name."""
         if path is None:
             self._top.asked.add(name)
 
@@ -262,7 +262,7 @@ class ImportRecorder:
         return __getitem__
 
     def _record_listing(self, real: Any) -> Any:
-        """Remember the names: a copy of the environment, made for a child process, reads all in this order."""
+        """Wrap ``os.environ.__iter__`` to record the names: a copy of the environment reads all in this order."""
 
         def __iter__(environ: Any) -> Any:
             names = list(real(environ))
@@ -392,7 +392,7 @@ class ImportRecorder:
 
 
 def hide_frames(function: Any) -> Any:
-    """Make a function's frames ones of importlib, which are not in tracebacks and not counted by ``stacklevel``."""
+    """Mark a function as importlib's, so that tracebacks and ``stacklevel`` of warnings skip its frames."""
     function.__code__ = function.__code__.replace(co_filename=_INTERNAL)
     return function
 
@@ -451,7 +451,7 @@ def logger_class(modules: Mapping[str, Any]) -> object:
 
 
 def distribution_key(name: str) -> str:
-    """Return the name of a distribution in the form in which two spellings of it are equal."""
+    """Return the normalized name of a distribution, which is equal for all of its spellings."""
     return name.lower().replace("-", "_").replace(".", "_")
 
 

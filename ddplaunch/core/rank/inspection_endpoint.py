@@ -46,7 +46,7 @@ class InspectionEndpoint:
     """The rank's end of the rank channel; one per process, from ``RankRunner.setup`` on."""
 
     def __init__(self, fd: int, import_own: Callable[[str], Any]) -> None:
-        """Begin.
+        """Set up the endpoint.
 
         Args:
             fd: the rank's end of the socket, owned from now on.
@@ -77,7 +77,7 @@ class InspectionEndpoint:
             data = data[os.write(self._fd, data) :]
 
     def report_signal(self, purpose: str, number: int, *, is_used: bool = True) -> None:
-        """Report a signal on which a feature acts in this rank; ``is_used``: from now on."""
+        """Report that a feature handles a signal in this rank from now on or, without ``is_used``, no longer."""
         try:
             self.send(b"%s %s %d" % (b"g" if is_used else b"o", purpose.encode(), number))
         except OSError:
@@ -208,7 +208,7 @@ def list_free_signals() -> list[int]:
 
 
 def suspend_tracing() -> Any:
-    """Remove the trace function of a debugger, which would stop in our handler, and return it; None for other ones.
+    """Remove and return a debugger's trace function, which would stop in our handler; None for other trace functions.
 
     ``sys.settrace`` cannot restore a function in C, as of profilers.
     """

@@ -40,7 +40,7 @@ class ModuleHandover:
     """Hands the hidden modules over in one rank, from its creation, before the program starts, on."""
 
     def __init__(self, hidden: HiddenModules, start_over: Callable[[str, str], None]) -> None:
-        """Begin.
+        """Begin to hand modules over.
 
         Args:
             hidden: the modules; this rank's own from now on.
@@ -94,7 +94,7 @@ class ModuleHandover:
             del self._modules[each]
 
     def _find_other_file(self, name: str) -> str | None:
-        """Find another file of this name that a fresh import would find."""
+        """Report that a fresh import would load the module from another file."""
         parent = name.rpartition(".")[0]
         if not parent:
             origins = self._record.origins

@@ -40,7 +40,7 @@ class NamespaceRecord:
     """
 
     def __init__(self, modules: Mapping[str, Any], initial: Container[str]) -> None:
-        """``initial``: the names of those that Python starts with."""
+        """``initial``: the names of the modules that Python loads at start."""
         import ctypes
 
         self._initial = initial
@@ -75,7 +75,7 @@ class NamespaceRecord:
             self._versions[index] = self._memory[self._places[index]]
 
     def list_replaced(self, names: Container[str]) -> Iterator[tuple[str, list[object]]]:
-        """Return the loaded modules that were patched, and what was replaced there: of ``names``, or initial ones."""
+        """Yield the patched modules among ``names`` and the initial ones, each with the objects that were replaced."""
         memory, places, versions = self._memory, self._places, self._versions
         for index, place in enumerate(places):
             if (version := memory[place]) == versions[index] and self._has_versions:

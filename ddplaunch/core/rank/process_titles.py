@@ -21,7 +21,7 @@ _MAX_NAME_BYTES = 15  # PR_SET_NAME of prctl(2)
 
 
 class ForkedProcessTitle:
-    """Replaces the functions of ``setproctitle`` once it is imported."""
+    """Replaces the functions of the package setproctitle once it is imported."""
 
     def __init__(self, title: str, write: Callable[[str], None]) -> None:
         """``title`` is the current title; ``write`` sets another one."""

@@ -65,7 +65,7 @@ def _print(text: object = "", end: str = "\n") -> None:
 
 
 def to_exit_status(code: int) -> int:
-    """The low 8 bits, which a parent sees; a code that does not fit a C long counts as -1 (Python/pythonrun.c)."""
+    """Return the low 8 bits of an exit code, as a parent gets them; a code too large for a C long counts as -1."""
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
@@ -114,7 +114,7 @@ def _call_hook(hook: Any, error: BaseException) -> None:
 
 
 def report_bug(what: str, error: Exception) -> None:
-    """Print an exception of ddplaunch itself, without which the program goes on."""
+    """Print an exception in ddplaunch's own code; the program continues."""
     text = f"bug in ddplaunch: {what} and is left out, the job continues:\n{_format_exception(error)}"
     _write(2, text.encode(errors="backslashreplace"))
 
@@ -362,7 +362,7 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
 
 
 def _is_user_module(module: ModuleType) -> bool:
-    """Whether a module is the user's code, and not Python's or installed: those have nothing to finalize."""
+    """Whether a module is the user's code: modules of Python and of installed packages have nothing to finalize."""
     try:
         path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     except Exception:  # a path that is computed, by a parent that the program has deleted or by other code
@@ -414,7 +414,7 @@ def report_unraisable(error: BaseException, occasion: str, source: object) -> No
 
 
 def exit_by_sigint_later() -> NoReturn:
-    """Let the interpreter exit by SIGINT, as after any KeyboardInterrupt; it is printed already."""
+    """Raise KeyboardInterrupt so that the interpreter exits by SIGINT, without printing the exception again."""
     hook = getattr(sys, "excepthook", _display)
 
     def print_nothing(*ignored: object) -> None:

@@ -35,7 +35,7 @@ _REPLY_TIMEOUT_S = 20.0  # the launcher may be busy
 
 
 class RankRestart:
-    """What is needed to start a rank over, kept from before its program runs."""
+    """The state of a rank before its program runs, which is needed to start the rank over."""
 
     def __init__(
         self, job: PythonJob, fds: dict[str, int], endpoint: inspection_endpoint.InspectionEndpoint | None, runner: str
@@ -54,7 +54,7 @@ class RankRestart:
         bootstrap_external._write_atomic = self._write_cache  # type: ignore[attr-defined]
 
     def _write_cache(self, path: str, data: bytes, *mode: int) -> None:
-        """Write the compiled file of an imported module: it may be written twice."""
+        """Write the compiled file of an imported module without counting it as output of the program."""
         before = _written_bytes()
         try:
             _write_atomic(path, data, *mode)
@@ -62,7 +62,7 @@ class RankRestart:
             self._cached_bytes += _written_bytes() - before
 
     def start_over(self, module: str, differs: str) -> None:
-        """Start over, or exit with an error; return where the program has to go on with the preloaded module.
+        """Start the rank over, or exit with an error; return if the program must continue with the preloaded module.
 
         Args:
             module: what the program imports.
@@ -101,7 +101,7 @@ class RankRestart:
             pass
 
     def _has_only_printed(self) -> bool:
-        """Whether all that the program has written went to the launcher, which then drops it when it comes again.
+        """Whether the program has written only to the launcher, which then drops the output when it is repeated.
 
         Without a rank channel that is unknown: then nothing may have been written.
         """
@@ -125,7 +125,7 @@ class RankRestart:
             return False
 
     def _find_effect(self) -> str | None:
-        """Return what the program has done, besides writing, that cannot be done twice; None if nothing."""
+        """Return which effect of the program, other than output, forbids a second start; None if there is none."""
         if any(each.startswith("socket:") for _, each in _list_open() - self._open):
             return "has opened connections"
         if _has_children() or _child_page_faults() != self._child_page_faults:

@@ -149,7 +149,7 @@ class RankRunner:
                 self._isolate(file, method, *arguments)
 
     def _isolate(self, file: str, function: Callable[..., object], *arguments: object) -> None:
-        """Call a feature; an exception of it is reported, and the program goes on, unless it is the user's error."""
+        """Call a function of a feature; report an exception and continue, unless it is an error of the user."""
         try:
             function(*arguments)
         except rank_exit.TargetError:

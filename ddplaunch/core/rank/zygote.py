@@ -90,7 +90,7 @@ _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processe
 
 
 def main() -> RankStart:
-    """Serve until the launcher closes; return only in a fork that becomes a rank."""
+    """Serve the launcher until it closes the socket; return only in a fork that becomes a rank."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config: ZygoteConfig = json.loads(sys.argv[2])
@@ -182,7 +182,7 @@ def _exec_fresh(
 
 
 def _make_server(server_config: ServerConfig, config: ZygoteConfig, first: socket.socket) -> ZygoteServer:
-    """Make this process wait for its run, or serve several; ``first``: connection of the first run."""
+    """Create the server that waits for a run or serves several; ``first``: connection of the first run."""
     module = rank_runner.load_private_module(server_config["file"])
     server: ZygoteServer = module.make_server(config, server_config["settings"], first, IGNORED_SIGNALS, rank_runner)
     return server
@@ -265,7 +265,7 @@ class Zygote:
         self.send_exits(proc_utils.reap_children())
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank of a process: it is the rank, or in its session; None for other processes."""
+        """Return the rank whose process or session this process is in; None for other processes."""
         try:
             return self.ranks.get(pid, self.ranks.get(os.getsid(pid))) if pid else None
         except OSError:

@@ -29,7 +29,7 @@ class Auditor(Protocol):
 
 
 class ForkFixups(Protocol):
-    """A file that repairs what modules keep of the process that has imported them."""
+    """A file that repairs values that preloaded modules took from the zygote, for use in a rank."""
 
     PREFIX_READERS: Mapping[str, str]  # modules that read all variables with a prefix
     RANK_READERS: Collection[str]  # the modules that it repairs because they read the variables of a rank
@@ -38,7 +38,7 @@ class ForkFixups(Protocol):
 
 
 class ServerConfig(TypedDict):
-    """What makes a zygote wait for its run, or serve several."""
+    """The settings of the server with which a zygote waits for its run or serves several runs."""
 
     file: str  # of the package, with ``make_server``, which returns a ``ZygoteServer``
     settings: Any  # its own
@@ -80,7 +80,7 @@ class ZygoteConfig(TypedDict):
 
 
 class _Place(TypedDict, total=False):
-    """What differs from the zygote's own."""
+    """Settings of a process that differ from the zygote's."""
 
     cwd: str  # the folder in which a program starts; not that of a rank
     nice: int  # added to its niceness
@@ -142,7 +142,7 @@ class SweepRequest(TypedDict):
 
 
 class RemovePathRequest(TypedDict):
-    """Delete a temporary path at the end, too."""
+    """Delete this temporary path too when the zygote cleans up at its end."""
 
     op: Literal["remove_path"]
     path: str

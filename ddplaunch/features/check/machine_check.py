@@ -60,7 +60,7 @@ def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -
 
 
 def _check_free_space(what: str, path: str, needed: int) -> str | None:
-    """Return why a file system is too full; None if it is not, or has no size, as some virtual ones."""
+    """Return why a file system has too little free space; None if it has enough, or reports no size."""
     try:
         stat = os.statvfs(path)
     except OSError as error:

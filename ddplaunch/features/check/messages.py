@@ -6,7 +6,7 @@ from ddplaunch.core.messages import CheckRequest, FromNodeZero
 
 
 class CheckNode(CheckRequest, FromNodeZero, frozen=True):
-    """Check your machine before this attempt, and wait for GPU memory in use.
+    """Message from node 0: check this machine before the attempt, and wait until its GPU memory is free.
 
     The reply is ``CheckPassed`` or ``NodeStartError``.
     """

@@ -86,7 +86,7 @@ class CheckSide(NodeSide):
 
 
 class MachineCheck:
-    """One check, started by the constructor; ``on_progress`` gets what it waits for."""
+    """A check of this machine, started by the constructor; ``on_progress`` gets what the check waits for."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class MachineCheck:
         on_progress: Callable[[str], None],
         on_result: Callable[[CheckPassed | CheckContinues | NodeStartError], None],
     ) -> None:
-        """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log.
+        """``environ``: the variables of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log.
 
         ``on_result`` is called every ``CHECK_NOTICE_INTERVAL_S``, and with the result.
         """

@@ -11,7 +11,7 @@ from ddplaunch.base.options import Option, OptionGroup
 
 
 class Checkpoints(OptionGroup, frozen=True):
-    """Which checkpoints the program writes."""
+    """The option that names the checkpoint files of the program."""
 
     heading = "Stopping and restarting"
     after = "min_uptime"

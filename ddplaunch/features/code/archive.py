@@ -26,7 +26,7 @@ _ATTEMPTS = 5  # to read a file that changes
 
 
 class CodeArchive(Struct, frozen=True):
-    """The code of a job, packed."""
+    """The code of a job as a compressed archive."""
 
     data: bytes  # a tar archive, compressed by gzip
     version: CodeVersion
@@ -40,7 +40,7 @@ class CodeArchive(Struct, frozen=True):
         return f"{format_count(len(self.files), 'file')}, {packed}: {self.version}"
 
     def run_folder(self, cwd: str) -> str:
-        """Return the path of the current folder in the copy. Raises UsageError if it is not in the folder."""
+        """Return the path in the copy of the current folder ``cwd``. Raises UsageError if it is not in the folder."""
         root = self.version.folder
         below = os.path.relpath(os.path.realpath(cwd), root)
         if below.split(os.sep)[0] == os.pardir:
@@ -97,7 +97,7 @@ _SIZE_HINT = "list data in .gitignore, and keep it where all hosts see it"
 
 
 def _is_clean(root: str, chosen: CodeFiles) -> bool:
-    """Whether the files are those of the commit."""
+    """Whether the chosen files are equal to those of the git commit."""
     untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return not _git(root, "diff", "--name-only", "HEAD", "--", ".") and not {*untracked} & {
         file.path for file in chosen.files
@@ -132,7 +132,7 @@ def _pack(root: str, files: Sequence[CodeFile]) -> tuple[bytes, list[str]]:
 
 
 def _read_whole(root: str, path: str) -> bytes:
-    """Read a file in one state: one that is written meanwhile is read again."""
+    """Read a file; read it again if it was changed meanwhile."""
     try:
         for _ in range(_ATTEMPTS):
             fd = os.open(os.path.join(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -148,7 +148,7 @@ def _read_whole(root: str, path: str) -> bytes:
 
 
 def _describe(root: str, path: str) -> CodeFile | None:
-    """Return a file of the folder; None if it is gone, or neither a regular file nor a link."""
+    """Return size and kind of a file to copy; None if it is gone, or neither a regular file nor a link."""
     try:
         info = os.lstat(os.path.join(root, path))
         if stat.S_ISLNK(info.st_mode):

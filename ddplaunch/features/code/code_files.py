@@ -30,7 +30,7 @@ _NO_SECRETS = (".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
 class CodeFile(Struct, frozen=True):
-    """A regular file or a symbolic link of the folder."""
+    """A regular file or a symbolic link in the folder that is copied."""
 
     path: str  # below the folder
     size: int = 0  # bytes
@@ -39,7 +39,7 @@ class CodeFile(Struct, frozen=True):
 
 
 class CodeFiles(Struct, frozen=True):
-    """The files that are copied, by their paths, and what there is to know about the others."""
+    """The files that are copied, by their paths, and the paths of secrets and of links out of the folder."""
 
     files: tuple[CodeFile, ...]
     secrets: tuple[str, ...] = ()  # paths that are left out for their names

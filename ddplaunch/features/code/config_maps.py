@@ -34,7 +34,7 @@ class CodePart(Struct, frozen=True):
 
 
 class CodeVolume(Struct, frozen=True):
-    """What a job needs for its code, in the words of Kubernetes."""
+    """The parts of a Kubernetes job that provide its code: volumes, mounts and the command that unpacks them."""
 
     version: CodeVersion
     parts: tuple[CodePart, ...]
@@ -44,7 +44,7 @@ class CodeVolume(Struct, frozen=True):
 
 
 def build_code_volume(archive: CodeArchive, name: str, run_folder: str) -> CodeVolume:
-    """Return the code with names that begin with ``name``. Raises UsageError if it is too large.
+    """Build volumes for a job's code, with names that begin with ``name``. Raises UsageError if it is too large.
 
     ``run_folder``: below the code. The names have the hash of the code: no job gets the ConfigMaps of other code.
     """

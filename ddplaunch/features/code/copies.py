@@ -32,7 +32,7 @@ _MAX_COPIES = 100  # of the same code
 
 
 class CopyError(LaunchError):
-    """The code cannot be written."""
+    """Raised when the copy of the code cannot be written."""
 
 
 def cache_folder() -> str:
@@ -44,7 +44,7 @@ def cache_folder() -> str:
 
 
 def find_copy(parent: str, name: str) -> str | None:
-    """Return the folder of the code of this name; None if there is no copy, or a program has changed it."""
+    """Return the folder of the copy named ``name``; None if there is no copy, or a program has changed its code."""
     for folder in _folders(parent, name):
         if not os.path.isdir(folder):
             return None
@@ -99,7 +99,7 @@ def changed_files(folder: str) -> list[str]:
 
 
 def written_files(folder: str) -> list[str]:
-    """List what programs have written into a copy, except for bytecode: new files, and changed ones of the code."""
+    """List the files that programs have created or changed in a copy, except for bytecode."""
     try:
         copied = _read_list(folder)
         return sorted(path for path, about in _describe_files(folder) if copied.get(path) != about)
@@ -148,7 +148,7 @@ def _folders(parent: str, name: str) -> Iterator[str]:
 
 
 def _list_path(folder: str) -> str:
-    """Return the file with the list of the files of a copy, beside it."""
+    """Return the path of the file, beside a copy, that lists the files of the copy."""
     return f"{folder}.files"
 
 
@@ -167,7 +167,7 @@ def _write_list(folder: str, files: list[tuple[str, int, str | None]]) -> None:
 
 
 def _unpack(packed: bytes, folder: str) -> Iterator[tuple[str, int, str | None]]:
-    """Write the files of an archive of ``archive.pack_folder``, and yield them as in the list."""
+    """Unpack an archive of ``archive.pack_folder`` into a folder, and yield path, size and link of each file."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         for info in tar:
             path = os.path.join(folder, info.name)
@@ -183,7 +183,7 @@ def _unpack(packed: bytes, folder: str) -> Iterator[tuple[str, int, str | None]]
 
 
 def _describe_files(folder: str) -> Iterator[tuple[str, tuple[int, str | None]]]:
-    """Yield the files below a folder as in the list; one that was written since has the size -1."""
+    """Yield path, size and link of each file below a folder; the size of a file that was written since is -1."""
     for where, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         folders[:] = [name for name in folders if name != "__pycache__"]

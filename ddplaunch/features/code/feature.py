@@ -21,7 +21,7 @@ class CodeCopies(Feature):
         return () if is_remote else self.check(options, plan)
 
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
-        """Called only where this launcher runs the ranks: in the folder that it was started in."""
+        """Raise UsageError for ``--code`` where this launcher itself runs the ranks: then nothing is copied."""
         if (folder := options[Code].code) is not None:
             raise UsageError(f"--code {folder} copies nothing: the job runs on this machine", "add --hosts n1:4,n2:4")
         return ()

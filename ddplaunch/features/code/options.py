@@ -11,7 +11,7 @@ from ddplaunch.base.options import Option, OptionGroup
 
 
 class Code(OptionGroup, frozen=True):
-    """The code that is copied to where it runs."""
+    """The option for the code that is copied to the nodes."""
 
     heading = "Several nodes by SSH"
     after = "remote_python"

@@ -91,18 +91,18 @@ class DebugClient:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _restore(self) -> None:
-        """Called when the terminal has another size, or this client is continued, maybe in the background."""
+        """Called when the terminal is resized or this client continues: read keys, and send the terminal's size."""
         self._start_keyboard()
         self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))
 
     def _start_keyboard(self) -> None:
-        """Read keys; in raw mode also while the launcher handles earlier ones, so that ``ESCAPE_KEY`` is read."""
+        """Read keys; in raw mode even while the launcher handles earlier keys, so that ``ESCAPE_KEY`` is read."""
         self._keyboard.start(raw=self._is_raw)
         if self._has_sent_input and not (self._is_raw and len(self._unsent_input) < MAX_INPUT_BYTES):
             self._keyboard.pause()
 
     def _watch_input(self) -> None:
-        """Read the next input; a terminal or pipe once there is some."""
+        """Wait for the next input of the user: keys at a terminal, or data in a pipe or file."""
         if self._at_terminal:
             return self._start_keyboard()
         if self._input_ended:  # a closed pipe is always readable
@@ -118,7 +118,7 @@ class DebugClient:
         self._send_input(data)
 
     def _send_input(self, data: bytes) -> None:
-        """Send input; more is sent once the launcher has handled it."""
+        """Send input to the launcher; later input is kept until the launcher has handled this."""
         self._is_raw &= ESCAPE_KEY not in data  # Ctrl-C works after it, whether or not the launcher does
         self._unsent_input += data
         if not self._has_sent_input:

@@ -92,7 +92,7 @@ class DebugServer:
 
     @property
     def is_active(self) -> bool:
-        """Whether a rank here is in its debugger."""
+        """Whether a rank of this node is in its debugger, or will soon be again."""
         return any(each.is_active for each in self._known.values())
 
     @property
@@ -203,7 +203,7 @@ class DebugServer:
             return ""
 
     def _resume_rank(self, rank: int, debuggee: Debuggee) -> None:
-        """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
+        """Resume a rank because its user has left; interrupt a debugger that ignores its terminal's end of file."""
         debuggee.connection.send(messages.DetachUser(rank))
         debuggee.is_leaving = debuggee.stopped is not None
         if debuggee.terminal:
@@ -217,7 +217,7 @@ class DebugServer:
             self._send_signal(rank)
 
     def _send_signal(self, rank: int) -> None:
-        """Send a rank the signal that stops it, unless its program no longer handles that."""
+        """Send a rank the signal that stops it in its debugger, if its program still handles the signal."""
         channel, process = (
             self._ranks and self._ranks.channels.get(rank),
             self._ranks and self._ranks.processes.get(rank),
@@ -286,7 +286,7 @@ class DebugServer:
     # ------------------------------------------------------------------------------------------------------------ users
 
     def attach_user(self, user: DebugUser) -> None:
-        """Give control to a user; one who attached before has none until this one leaves."""
+        """Give control of the debuggers to a user; the previous user has none until this one leaves."""
         before = self._users[-1:] if self.is_active else []
         self._users.append(user)
         for each in before:
@@ -297,7 +297,7 @@ class DebugServer:
         self._call_user(lambda user: user.on_attached())
 
     def detach_user(self, user: DebugUser) -> None:
-        """A user has left: if it was in control, resume the ranks that are in their debugger."""
+        """Called when a user has left: if the user was in control, resume the ranks that are in their debugger."""
         is_current = self.has_control(user)
         if user not in self._users:
             return
@@ -360,7 +360,7 @@ class DebugServer:
                 process.send(signal.SIGWINCH)  # ignored by default
 
     def _run_command(self, rank: int, debuggee: Debuggee, line: str, prompt: str) -> None:
-        """Run a command line while the rank is in a debugger that takes keys only."""
+        """Run a command of the launcher for a rank whose debugger reads keys only: detach or quit; refuse others."""
         if line in ("detach", messages.EOF_LINE):
             return self._resume_rank(rank, debuggee)
         if line in ("q", "quit", "exit"):

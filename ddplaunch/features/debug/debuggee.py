@@ -14,7 +14,7 @@ from ddplaunch.features.debug.rank_terminal import RankTerminal
 
 
 class Debuggee(Struct):
-    """A rank that has stopped in its debugger before; ``stopped``: now."""
+    """A rank that has stopped in its debugger at least once; ``stopped``: where it is stopped now, if it is."""
 
     connection: Connection[FromDebugger]
     stopped: RankStopped | None = None
@@ -30,11 +30,11 @@ class Debuggee(Struct):
 
     @property
     def is_active(self) -> bool:
-        """Whether it is in its debugger, or will soon be again."""
+        """Whether the rank is in its debugger, or will soon be again."""
         return self.stopped is not None or self.is_stepping
 
     def set_running(self, *, steps: bool) -> None:
-        """Called when it runs; ``steps``: it will stop again soon."""
+        """Called when the rank continues to run; ``steps``: it will stop again soon."""
         self.stopped, self.is_stepping, self.is_arriving, self.is_leaving, self.prompt = None, steps, False, False, ""
         if not steps:
             self.tool = ""
@@ -48,10 +48,10 @@ class Debuggee(Struct):
 
 
 class DebugUser(Protocol):
-    """A user's prompt; it is called only while this user is in control."""
+    """The prompt of one user; its methods are called only while this user is in control."""
 
     guard: Callable[[Callable[..., None]], Callable[..., None]]
-    """Isolates it: a bug in the prompt of a client costs this client, no rank."""
+    """Isolates the user's prompt: a bug in it affects this client, but no rank."""
 
     def on_attached(self) -> None: ...
     def on_taken_over(self) -> None: ...

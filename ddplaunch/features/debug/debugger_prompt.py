@@ -230,7 +230,7 @@ class DebuggerPrompt:
             editor.handle_key(key)
 
     def _update(self) -> None:
-        """Handle input as far as possible, and draw."""
+        """Handle queued input as far as the ranks are ready for it, and draw the input row."""
         if self._is_updating:  # a line was answered at once
             return
         self._is_updating = True
@@ -257,7 +257,7 @@ class DebuggerPrompt:
             self.on_resize()  # comes back for the keys that are left
 
     def _line_prompt(self) -> str:
-        """Return the prompt of the selected rank if a line is there that it can get now; else ""."""
+        """Return the prompt of the selected rank if a queued line can be sent to it now; else ""."""
         selected = self._selected
         if not self._lines or self._awaited or any(each.is_arriving for each in self._ranks.values()):
             return ""

@@ -1,4 +1,4 @@
-"""Messages of the debugger: between a rank and its launcher, and between that and ``ddplaunch debug``.
+"""Messages of the debugger: between a rank and its launcher, and between the launcher and ``ddplaunch debug``.
 
 A rank gets lines, a user gets bytes to show. Input is code: it is sent over Unix sockets of this user on one machine,
 never over the control port.
@@ -42,21 +42,21 @@ class RankStopped(RankMessage, frozen=True):
 
 
 class DebuggerOutput(RankMessage, frozen=True):
-    """Output of the debugger; with a ``prompt``, it waits for a line."""
+    """Output of a rank's debugger; with a ``prompt``, the debugger waits for a line of input."""
 
     data: bytes
     prompt: TextLine = ""
 
 
 class Completions(RankMessage, frozen=True):
-    """Completions of the word that starts at ``begin``."""
+    """The words with which a debugger completes the word that starts at ``begin`` of the input line."""
 
     begin: Count
     words: tuple[TextLine, ...]
 
 
 class RankResumed(RankMessage, frozen=True):
-    """The rank runs on; ``is_stepping``: to stop again soon."""
+    """The rank continues to run; ``is_stepping``: it will stop again soon."""
 
     is_stepping: bool = False
 
@@ -78,17 +78,17 @@ class LineInput(RankMessage, frozen=True):
 
 
 class CompletionRequest(RankMessage, frozen=True):
-    """Request completions of the last word of this line."""
+    """Request from a rank's debugger the completions of the last word of a line."""
 
     line: str
 
 
 class DetachUser(RankMessage, frozen=True):
-    """No user is attached any more: resume, and ignore breakpoints."""
+    """Message to a rank that no user is attached any more: it resumes, and ignores breakpoints."""
 
 
 class AttachUser(RankMessage, frozen=True):
-    """A user is attached: stop at breakpoints again."""
+    """Message to a rank that a user is attached: it stops at breakpoints again."""
 
 
 FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest

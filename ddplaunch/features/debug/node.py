@@ -69,7 +69,7 @@ class DebugSide(NodeSide):
         return RankSide("features/debug/rank/breakpoint_hooks", settings) if any(settings.values()) else None
 
     def _socket_path(self, rank: int) -> str:
-        """Return the socket that the debugger of a rank connects to; "" if that uses a terminal, or none is wanted."""
+        """Return the path of the debug server's socket for a rank; "" if it has a terminal, or there is no server."""
         return self.server.socket_path() if self.server is not None and not self._rank_has_terminal(rank) else ""
 
     def _rank_has_terminal(self, rank: int) -> bool:

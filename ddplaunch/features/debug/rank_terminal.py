@@ -14,7 +14,7 @@ _SCROLLBACK_BYTES = 1 << 16  # of output that a user who attaches later sees
 
 
 class RankTerminal:
-    """One pseudo-terminal; after ``close`` its users get end of file."""
+    """The pseudo-terminal of a rank; after ``close`` the programs that use it get end of file."""
 
     def __init__(self, loop: EventLoop, on_output: Callable[[bytes], None]) -> None:
         """``on_output`` gets the output. OSError: no pseudo-terminal is available."""
@@ -44,7 +44,7 @@ class RankTerminal:
         self._main_fd = -1
 
     def read_output(self) -> None:
-        """Read the output so far."""
+        """Called when the pseudo-terminal has output: read it and pass it to ``on_output``."""
         try:
             data = os.read(self._main_fd, 1 << 16)
         except OSError:

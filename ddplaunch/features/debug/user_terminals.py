@@ -22,7 +22,7 @@ _MAX_HELD_BYTES = 64 << 10  # of text, while a program draws on the terminal
 
 
 class RemoteTerminal:
-    """The terminal or pipe of a ``ddplaunch debug``, which shows what is sent."""
+    """The terminal or pipe of a ``ddplaunch debug``, which shows what the launcher sends."""
 
     is_remote = True
 
@@ -42,7 +42,7 @@ class RemoteTerminal:
             self.draw(CLEAR_ROW)
 
     def show(self, text: str) -> None:
-        """Show complete lines, above the row."""
+        """Show complete lines of text, above the input row."""
         data = text.encode(errors="replace")
         if self._held is not None:
             self._held = (self._held + data)[-_MAX_HELD_BYTES:]
@@ -65,12 +65,12 @@ class RemoteTerminal:
         self.draw(RESET_TERMINAL + held)
 
     def draw(self, data: bytes) -> None:
-        """Write output of that program, or other bytes."""
+        """Write the output of a program that draws on the terminal, or other bytes."""
         for begin in range(0, len(data), _MAX_OUTPUT_BYTES):
             self._send(UserOutput(data[begin : begin + _MAX_OUTPUT_BYTES], is_raw=self._held is not None))
 
     def take_input(self) -> None:
-        """Called when the last input has been handled."""
+        """Called when the last input has been handled: the client may send more."""
         if self.has_input:
             self.has_input = False
             self._send(UserOutput(is_raw=self._held is not None, is_input_taken=True))

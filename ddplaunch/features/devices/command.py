@@ -66,7 +66,7 @@ def devices_json(hardware: Hardware, visible: VisibleGpus) -> JsonObject:
 
 
 def _mig_notes(visible: VisibleGpus) -> tuple[str, ...]:
-    """Note what NCCL needs if a job sees several MIG instances of one GPU."""
+    """Return a note on what NCCL needs if a job sees several MIG instances of one GPU."""
     divided = [each.gpu.index for each in visible.gpus if each.mig]
     shared = next((gpu for gpu in divided if divided.count(gpu) > 1), None)
     if shared is None or not (why := explain_shared_mig(os.environ)):

@@ -79,5 +79,5 @@ def _build_table(rows: list[DeviceRow], *, narrow: bool) -> Table:
 
 
 def _short_mig_name(row: DeviceRow) -> str:
-    """Name a MIG instance if its UUID has no column; to choose it, one needs at least the beginning."""
+    """Return the name of a GPU; of a MIG instance with the beginning of its UUID, which is needed to choose it."""
     return f"{row.name.removeprefix('MIG ')}  {row.uuid[:MIN_UUID_CHARS]}" if ":" in row.gpu else row.name

@@ -69,7 +69,7 @@ def _process(process: GpuProcess) -> str:
 
 
 def describe_cpus(cpu: Cpu) -> str:
-    """Return the line on CPUs and memory."""
+    """Return one line of text on the machine's CPUs and memory."""
     allowed = "" if len(cpu.allowed) == cpu.logical else f", {len(cpu.allowed)} allowed ({format_cpulist(cpu.allowed)})"
     quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
@@ -84,7 +84,7 @@ def describe_cpus(cpu: Cpu) -> str:
 
 
 def describe_gpus(hardware: Hardware, visible: VisibleGpus) -> str:
-    """Return the line on the GPUs that a job sees."""
+    """Return one line of text on the GPUs that a job sees."""
     if hardware.gpus:
         count = format_count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."

@@ -59,14 +59,14 @@ class MeasureCollective(TaggedMessage, frozen=True):
 
 
 class DeviceThroughput(Struct, frozen=True):
-    """The reply to PrepareDevices: the device of this process, and its speed of matrix products."""
+    """A benchmark process's reply to PrepareDevices: its device, and the speed of matrix products on it."""
 
     device: Name  # "cuda:0", "cpu"
     flops: NonNegativeFloat  # per second, the best of all products
 
 
 class CollectiveTimes(TaggedMessage, frozen=True):
-    """The shortest time in seconds of each measured size in turn, or the error."""
+    """Reply to MeasureCollective: the shortest time in seconds of each message size, in order, or the error."""
 
     seconds: Annotated[tuple[_MeasuredTime, ...], Meta(max_length=len(ALL_SIZES))] = ()
     error: TextLine | None = None
@@ -162,7 +162,7 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
 
 
 def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
-    """Return a call of this collective; ``size`` is that of the tensor with all ranks' parts, in bytes."""
+    """Return a function that runs a collective; ``size``: bytes of the tensor with all ranks' parts."""
     import torch
 
     dist = torch.distributed

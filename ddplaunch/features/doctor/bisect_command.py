@@ -86,7 +86,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    """The hosts of the options, or else those of the Slurm job."""
+    """Return the hosts of ``--hosts`` or ``--hostfile``, or else of the surrounding Slurm job."""
     if hosts is not None or hostfile is not None:
         return read_host_options(hosts, hostfile)
     allocation = slurm_env.allocation(os.environ)
@@ -118,7 +118,7 @@ class BisectRunner:
             print_note(f"the command has no {_HOSTS}, so it must read {hosts_system.SUBMIT_HOSTS_VARIABLE}")
 
     def run(self, names: Hosts) -> TrialResult:
-        """Run on these hosts, and print a line about it. Raises LaunchError if the command cannot start."""
+        """Run the command on these hosts, and print a line on it. Raises LaunchError if the command cannot start."""
         self._runs += 1
         listed = ",".join(self._host_texts[name] for name in names)
         words = [word.replace(_HOSTS, listed).replace(_NNODES, str(len(names))) for word in self._command]
@@ -147,7 +147,7 @@ class BisectRunner:
 
 
 def _host_text(host: Host) -> str:
-    """A host in the syntax of --hosts."""
+    """Format a host in the syntax of ``--hosts``."""
     name = host.destination if ":" not in host.name else host.destination.replace(host.name, f"[{host.name}]")
     return name if host.slots is None else f"{name}:{host.slots}"
 

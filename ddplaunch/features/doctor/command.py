@@ -168,7 +168,7 @@ def _parse_manual_nodes(
 
 @contextmanager
 def _closing_peers() -> Iterator[list[DoctorPeer]]:
-    """Context manager: a list of nodes; at its end they are closed, and processes that do not exit are killed."""
+    """Context manager that yields a list for nodes; at its end it closes them, and kills processes that do not exit."""
     peers: list[DoctorPeer] = []
     try:
         yield peers
@@ -181,7 +181,7 @@ def _closing_peers() -> Iterator[list[DoctorPeer]]:
 
 
 class DoctorOptions(Struct, frozen=True):
-    """What to do with an examination: the options of the command."""
+    """The options of ``ddplaunch doctor``: which tests to run, and what to do with the results."""
 
     thorough: bool
     as_json: bool
@@ -219,7 +219,7 @@ def _examine(
 def _run_manual(
     loop: EventLoop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, options: DoctorOptions
 ) -> int:
-    """Run on one of several nodes where the user started the command: node 0 examines all, the others answer it."""
+    """Run on one of several nodes that the user starts by hand: node 0 examines all nodes, the others reply to it."""
     token = os.environ.get("DDPLAUNCH_TOKEN")
     if node_rank:
         return manual_rendezvous.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)

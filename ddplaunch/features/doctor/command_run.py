@@ -110,7 +110,7 @@ def guardian_main() -> None:
 
 
 def _has_process_in_group(group: int) -> bool:
-    """Whether any descendant is in this process group; one that left it was meant to outlive its parent."""
+    """Whether a descendant of this process is in process group ``group``; others were meant to outlive their parent."""
     for pid in list_descendants(os.getpid()):
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group:

@@ -78,7 +78,7 @@ class PingResult(TaggedMessage, frozen=True):
 
 
 class StreamResult(Struct, frozen=True):
-    """The result of a stream."""
+    """The result of sending a stream to a node: whether large packets arrive, and the throughput."""
 
     large: bool  # whether packets of full size arrive
     rate: NonNegativeFloat | None  # bytes per second
@@ -140,7 +140,7 @@ def _echo(connection: socket.socket) -> None:
 
 
 def _receive_stream(connection: socket.socket) -> None:
-    """Confirm the first bytes, and the end of the stream."""
+    """Receive a stream: confirm its first bytes, and its end."""
     buffer = bytearray(1 << 20)
     if connection.recv_into(buffer):
         connection.sendall(b"+")
@@ -183,7 +183,7 @@ class _ConnectAttempt(NamedTuple):
 
 
 def _connect(address: tuple[str, int], request: bytes) -> _ConnectAttempt:
-    """Connect and send this request; try again if there is no answer."""
+    """Connect to an address and send ``request``; try again if there is no answer."""
     lost = 0
     for _ in range(MAX_ATTEMPTS):
         try:
@@ -231,7 +231,7 @@ _COUNTS = struct.Struct("=100xI16xQ20xI4xI8xQ40xI")
 
 
 def _read_tcp_counters(connection: socket.socket) -> _TcpCounters | None:
-    """Read the counters; None if the kernel does not provide them."""
+    """Read the counters of a TCP connection; None if the kernel does not provide them."""
     with suppress(OSError, AttributeError):
         data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
         if len(data) == _COUNTS.size:
@@ -254,7 +254,7 @@ def measure_ping(address: tuple[str, int], nonce: str) -> PingResult:
 
 
 def _exchange_messages(connection: socket.socket) -> int:
-    """Return how many were sent: more if one was lost, fewer if many are."""
+    """Exchange small packets; return how many were sent: more if a packet was lost, fewer if many were."""
     target_count, sent, came = _MIN_MESSAGES, 0, 0
     began = time.monotonic()
     with suppress(OSError):

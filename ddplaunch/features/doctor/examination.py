@@ -48,7 +48,7 @@ A = TypeVar("A", bound=TaggedMessage)
 
 
 class ExaminedNode(Struct, frozen=True):
-    """The result of one node, or why there is none; times in seconds."""
+    """The facts of one node, or why it has none; times in seconds."""
 
     name: str
     facts: NodeFacts | None = None
@@ -78,7 +78,7 @@ class Rail(Struct, frozen=True):
 
 
 class DeviceResult(Struct, frozen=True):
-    """The speed of one device alone."""
+    """The measured speed of one device, without collectives."""
 
     node: int
     device: str
@@ -86,7 +86,7 @@ class DeviceResult(Struct, frozen=True):
 
 
 class CollectiveResult(Struct, frozen=True):
-    """A collective on one node alone, on two, or on all."""
+    """The measured times of a collective on one node, on two, or on all."""
 
     nodes: tuple[int, ...]
     ranks: int
@@ -192,7 +192,7 @@ class Examiner:
         self._find_node_zero()
 
     def _find_node_zero(self) -> None:
-        """Replace node 0's route by that to the address the others use, if its own name resolves to its loopback.
+        """Replace node 0's route by the one to the address that others use, if its own name resolves to its loopback.
 
         Debian's installer maps that name to 127.0.1.1 in /etc/hosts. A job also uses the address that others reach.
         """
@@ -231,7 +231,7 @@ class Examiner:
     def _connect(
         self, targets: Mapping[int, Sequence[tuple[int, str, int]]]
     ) -> Iterator[tuple[int, int, int, ConnectResult]]:
-        """Let nodes connect to others; yield source, target, port and result of each attempt."""
+        """Make nodes connect to others; yield source, target, port and result of each connection attempt."""
         questions = {
             source: messages.ConnectTo(tuple((address, port) for _, address, port in each))
             for source, each in targets.items()
@@ -277,7 +277,7 @@ class Examiner:
         }
 
     def _measure_streams(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
-        """Measure streams and add them to the flows; of several the fastest counts."""
+        """Measure the throughput of paths and add it to the flows; of several results the fastest counts."""
         questions = {a: messages.SendStream(self._node_address(b), port) for (a, b), port in ports.items()}
         for a, answer in self._query(questions, messages.StreamReply, STREAM_TIMEOUT_S).items():
             (path,) = (each for each in ports if each[0] == a)
@@ -286,7 +286,7 @@ class Examiner:
                 flows[path] = replace(flows[path], large=stream.large, rate=max(rates, default=None))
 
     def _claimed_speed(self, *nodes: int) -> int | None:
-        """The lowest link speed that their interfaces report, in Mbit/s."""
+        """The lowest link speed that the interfaces of these nodes report, in Mbit/s."""
         links = [facts.link for facts in (self._found[node].facts for node in nodes) if facts]
         return min((link.speed for link in links if link and link.speed), default=None)
 
@@ -385,7 +385,7 @@ class Examiner:
         return "gloo" if self._devices_for(node)[0] == "cpu" else "nccl"
 
     def _names_no_interface(self, node: int, facts: NodeFacts) -> bool:
-        """Whether a variable for its backend names no interface: it would fail, and keep others until their timeout."""
+        """Whether a variable of gloo or NCCL on a node names a missing interface: its collectives would fail."""
         return any(each.startswith(self._backend_for(node).upper()) for each in facts.unknown_interfaces)
 
     def _devices_for(self, node: int) -> tuple[str, ...]:
@@ -396,7 +396,7 @@ class Examiner:
 
 
 def _failing_nodes(speeds: Collection[CollectiveResult]) -> set[int]:
-    """Nodes that failed at least twice and never passed: each further failure would take a whole timeout."""
+    """Return nodes that failed at least twice and never passed: each further failure would take a whole timeout."""
     failed = [node for speed in speeds if speed.error for node in speed.nodes]
     passed = {node for speed in speeds if not speed.error for node in speed.nodes}
     return {node for node in failed if failed.count(node) > 1} - passed

@@ -42,7 +42,7 @@ class HostFault(Struct, frozen=True):
 
 
 class FaultSearch:
-    """State and result of the search; ``run`` ends for any sequence of results."""
+    """State and result of a search for faulty hosts; ``run`` ends for any sequence of results."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
@@ -104,7 +104,7 @@ class FaultSearch:
         return len(found) >= MAX_FAULTS and passed < min(found)
 
     def _readmit(self) -> Trials[None]:
-        """Of hosts that fail together, readmit those that pass with the good ones."""
+        """Of hosts that fail together, add those to the good hosts that pass together with the good hosts."""
         for index, fault in enumerate(self.faults):
             good, out = self.good_hosts or (), fault.hosts
             if len(fault.hosts) > 1:

@@ -35,7 +35,7 @@ _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 
 def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
-    """Return all findings, and ``more``, by severity, then in the order of the nodes."""
+    """Return all findings on an examination and those in ``more``, by severity, then in the order of the nodes."""
     examination = _without_consequences(examination)
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _find_per_node(examination):
@@ -47,7 +47,7 @@ def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[F
 
 
 def _without_consequences(examination: DoctorResults) -> DoctorResults:
-    """Leave out collectives that failed on nodes whose variables name no interface: that is a finding of its own."""
+    """Remove failed collectives of nodes whose variables name a missing interface, which is a finding of its own."""
     wrong = {number for number, node in enumerate(examination.nodes) if node.facts and node.facts.unknown_interfaces}
     if not wrong:
         return examination
@@ -144,7 +144,7 @@ def _value_of(name: str, facts: NodeFacts) -> str:
 def _difference(
     examination: DoctorResults, what: str, severity: Severity, read: Callable[[NodeFacts], str | None], hint: str
 ) -> Findings:
-    """Compare a value of all nodes: a finding on those that differ from most of them."""
+    """Compare a value of all nodes; yield a finding on the nodes that differ from most of them."""
     values = nodes_by_value(examination.nodes, read)
     if len(values) < 2:
         return

@@ -44,7 +44,7 @@ class Flow(Struct, frozen=True):
 
     @property
     def faults(self) -> tuple[FlowFault, ...]:
-        """Its faults: one, or both of "far" and "slow"."""
+        """The faults of this path: at most one, or both of "far" and "slow"."""
         if self.lost >= MAX_LOST and self.lost >= MAX_LOSS_FRACTION * self.sent:
             return ("lossy",)
         if not self.large:
@@ -59,7 +59,7 @@ class Flow(Struct, frozen=True):
 
 
 def nodes_to_skip(flows: Sequence[Flow]) -> set[int]:
-    """Nodes that need no more tests: all their paths were faulty so far, while others have sound ones.
+    """Return nodes that need no more tests: all their paths were faulty so far, while other nodes have sound paths.
 
     Each faulty path costs its timeouts, and two or three say as much as thirty.
     """
@@ -77,13 +77,13 @@ def nodes_to_skip(flows: Sequence[Flow]) -> set[int]:
 
 
 def lossy_pairs(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
-    """The pairs of nodes with packet loss, and the nodes that were not tested further because of it."""
+    """Return the pairs of nodes with packet loss, and the nodes that were not tested further because of it."""
     pairs = {frozenset(flow.pair) for flow in flows if "lossy" in flow.faults}
     return pairs, {node for node in nodes_to_skip(flows) if any(node in pair for pair in pairs)}
 
 
 def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings:
-    """Yield the findings, by node if all paths of a node have the fault."""
+    """Yield the findings on faulty paths: one for a node if all of its paths have the fault."""
     for fault in _FAULT_SEVERITY:
         faulty = {flow.pair: flow for flow in flows if fault in flow.faults}
         groups = list(_group_by_node(faulty, {flow.pair for flow in flows}, name))
@@ -96,7 +96,7 @@ def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings
 
 
 def _summarize(fault: FlowFault, flows: Sequence[Flow]) -> Flow:
-    """Return the worst of the paths of one finding; of lost packets, the sum: on a busy node few are sent on some."""
+    """Return the worst path of a finding; with the sum of lost packets, as a busy node sends few on some paths."""
     worst = max(flows, key=_FAULT_SEVERITY[fault])
     if fault == "lossy":
         return replace(worst, sent=sum(each.sent for each in flows), lost=sum(each.lost for each in flows))

@@ -76,7 +76,7 @@ class ManualRendezvous:
         return [rank for rank in range(1, self._nnodes) if rank not in self._joined]
 
     def wait_for_nodes(self, seconds: float, check: Callable[[int], str]) -> list[DoctorPeer]:
-        """Wait for the others and return them; the port is free afterwards, and can be tested like others.
+        """Wait for the other nodes and return them; the port is free afterwards, and can be tested like others.
 
         ``check(rank)``: the command to run on a node that has not joined.
         """
@@ -126,7 +126,7 @@ def join(
     seconds: float,
     notify: Callable[[str], None],
 ) -> int:
-    """Join node 0 and answer it until it is done; return its exit code. ``notify`` gets messages for the user.
+    """Join node 0 and reply to its requests until it is done; return its exit code. ``notify`` gets messages for users.
 
     Raises LaunchError if node 0 does not answer within ``seconds``, refuses this node or disconnects.
     """
@@ -155,7 +155,7 @@ def join(
 
 
 def _run_responder(sock: socket.socket) -> int:
-    """Run the answering process on this connection; return its exit code."""
+    """Run the process that replies to node 0's requests on a connection; return its exit code."""
     with sock:
         process = subprocess.Popen(
             [*python_command(sys.executable, NODE_STATEMENT), MANUAL_FLAG],
@@ -172,7 +172,7 @@ def _run_responder(sock: socket.socket) -> int:
 
 
 def _try_to_join(address: str, port: int, hello: NodeHello, token: str | None) -> socket.socket | str:
-    """Connect and join, or return why that failed. Raises UsageError if retrying is useless."""
+    """Connect to node 0 and join it; or return why that failed. Raises UsageError if retrying is useless."""
     try:
         resolve(address)
     except OSError:

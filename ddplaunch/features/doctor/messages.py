@@ -49,14 +49,14 @@ class ConnectTo(TaggedMessage, frozen=True):
 
 
 class PingNode(TaggedMessage, frozen=True):
-    """Exchange small packets with the node that listens there. Reply: connectivity.PingResult."""
+    """Exchange small packets with the node that listens at an address. Reply: connectivity.PingResult."""
 
     address: Name
     port: Count
 
 
 class SendStream(TaggedMessage, frozen=True):
-    """Send a stream there. Reply: StreamReply."""
+    """Send a stream of data to the node that listens at an address. Reply: StreamReply."""
 
     address: Name
     port: Count

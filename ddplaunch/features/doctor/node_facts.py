@@ -51,7 +51,7 @@ class RouteToNodeZero(Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether the address is one of this machine."""
+        """Whether the local address is a loopback address, which other nodes cannot reach."""
         return self.address.startswith("127.") or self.address == "::1"
 
 

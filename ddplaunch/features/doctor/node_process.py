@@ -79,7 +79,7 @@ def _write(out: int, data: bytes) -> None:
 
 
 class RequestHandler:
-    """Answers requests; keeps state from one to the next."""
+    """Replies to the doctor's requests on one node; keeps state from one request to the next."""
 
     def __init__(self, by_hand: bool) -> None:
         """``by_hand``: use this process's own variables and current folder, not those of the request."""

@@ -35,7 +35,7 @@ class DoctorPeer:
     """One node, and the connection to the doctor's process there."""
 
     def __init__(self, loop: EventLoop, name: str, error: str | None = None) -> None:
-        """``error``: why it cannot be reached."""
+        """``error``: why the node cannot be reached."""
         self.name = name
         self.check_command = ""  # a command with which users can test the route
         self.error = error  # why it does not answer any more, for the user
@@ -55,7 +55,7 @@ class DoctorPeer:
         return self._question is not None and self.error is None
 
     def connect(self, connection: Connection[Any]) -> None:
-        """Use this connection to the process, whose first message is Ready."""
+        """Use ``connection`` to the doctor's process on the node; its first message is Ready."""
         self._connection = connection
         connection.on_message, connection.on_lost = self._on_message, self._on_disconnect
         connection.set_accepted_types((Ready,))
@@ -135,7 +135,7 @@ class CommandPeer(DoctorPeer):
         loop.watch_fd(self._socket.fileno(), self._find_mark)
 
     def _find_mark(self) -> None:
-        """Skip the output of a login shell up to the mark, and no byte of the first frame."""
+        """Skip the output of a login shell up to START_MARK, and read no byte of the first frame."""
         data = self._socket.recv(1 << 16, socket.MSG_PEEK)
         received = self._tail + data
         at = received.find(START_MARK)

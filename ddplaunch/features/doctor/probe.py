@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def start_output() -> Callable[[object], object]:
-    """In a child: print that it has started, and return the function that prints a value as a line of JSON."""
+    """Called in the helper process: print that it has started; return the function that prints a value as JSON."""
     out = os.dup(1)
     os.dup2(2, 1)  # for everything else that prints
     os.write(out, b'"begun"\n')
@@ -36,7 +36,7 @@ def start_output() -> Callable[[object], object]:
 
 
 def run_named_function() -> None:
-    """In the child: call the function that sys.argv names, and print its result."""
+    """Called in the helper process: call the function that sys.argv names, and print its result."""
     reply = start_output()
     module, name, *words = sys.argv[1:]
     reply(getattr(importlib.import_module(module), name)(*words))
@@ -44,7 +44,7 @@ def run_named_function() -> None:
 
 
 class HelperProbe:
-    """One child, started by the constructor: lines of JSON go in, lines of JSON come out."""
+    """A helper process, started by the constructor: it reads and writes lines of JSON."""
 
     def __init__(self, statement: str, *words: str) -> None:
         """``statement``: a Python statement; ``words``: its sys.argv."""
@@ -64,7 +64,7 @@ class HelperProbe:
 
     @classmethod
     def for_function(cls, function: Callable[..., object], *words: str) -> HelperProbe:
-        """A child that calls this module-level function with these words."""
+        """Start a helper process that calls this module-level function with these words."""
         return cls(_CALL, function.__module__, function.__name__, *words)
 
     def write_task(self, task: object) -> None:

@@ -65,7 +65,7 @@ class ThoroughExaminer(Examiner):
                 yield Rail(network, {node: interface for node, (interface, _) in places.items()}, addresses)
 
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
-        """Test the connections of all nodes over these networks."""
+        """Test the connections between nodes over each of these networks."""
         nodes = {node for rail in rails for node in rail.addresses if node in self._responding_nodes()}
         listening_nodes = self._query(dict.fromkeys(nodes, messages.ListenOnPorts(())), ListenReply, REPLY_TIMEOUT_S)
         self._any_port |= {node: reply.any_port for node, reply in listening_nodes.items()}

@@ -113,14 +113,14 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> in
 
 
 def _complete(ctx: click.Context, job: PodJob) -> PodJob:
-    """Return the job with a run id and labels; commands in its pods name its run by that id."""
+    """Return the job with a run id and labels; commands in its pods name the job's run by that id."""
     run_id = () if ctx.params["run_id"] else ("--run-id", job.name)
     labels = {**job.labels, MANAGED: "ddplaunch", INSTANCE: job.name}  # ``ps`` lists jobs by the first
     return replace(job, command=(*run_id, *job.command), labels=labels)
 
 
 def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, code: CodeArchive | None) -> int:
-    """Store the job, and print how to follow and stop it; follow it if asked to, and return its exit code."""
+    """Store a submitted job, print how to follow and stop it, and follow it if asked to; return the exit code."""
     params = ctx.params
     which = JobId(job_number(job.kind, job.name), str(place))
     saved = SubmittedJob(

@@ -61,7 +61,7 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
 
 
 def waiting_pod(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod whose events say why the job waits; None if the pod itself says that, or none waits."""
+    """Return the pod whose events show why the job waits; None if the pod's status shows it, or no pod waits."""
     waiting = [pod for pod in current_pods(pods) if not pod.is_running and not pod.has_ended]
     return next((pod for pod in waiting[:1] if why_waiting(pod) in ("for its containers", "for a node")), None)
 
@@ -118,7 +118,7 @@ def _failed(reason: str | None, message: str | None, pods: Sequence[Pod]) -> Bat
 
 
 def _message(pod: Pod) -> str:
-    """Return what the container printed last: the kubelet keeps up to 2 KiB of the log of one that failed."""
+    """Return the last output of a pod's failed container, of which the kubelet keeps up to 2 KiB."""
     return (pod.terminated.message or "").strip() if pod.terminated else ""
 
 
@@ -127,7 +127,7 @@ def _pending(why: str, words: str = "waits") -> BatchJobState:
 
 
 def _join(words: str, why: str) -> str:
-    """Return "waits for its pods", or "waits: cannot pull image X"."""
+    """Join a verb and a reason: "waits for its pods", "waits: cannot pull image X"."""
     return f"{words} {why}" if why.startswith(("for ", "to ", "in ")) else f"{words}: {why}"
 
 
@@ -139,14 +139,14 @@ def _why_suspended(job: Job, queued: str) -> str:
 
 
 def why_queued(workloads: Iterable[Workload]) -> str:
-    """Return why Kueue does not admit a job, by what it queues for it; "" if that is not known."""
+    """Return why Kueue does not admit a job, from the job's Workloads; "" if that is not known."""
     conditions = (each for workload in workloads for each in workload.status.conditions or ())
     reserved = (each.message for each in conditions if each.type == "QuotaReserved" and each.status == "False")
     return next(filter(None, reserved), "")
 
 
 def _first_sentence(text: str | None) -> str:
-    """Return "0/8 nodes are available: 8 Insufficient nvidia.com/gpu" without what follows on preemption."""
+    """Return the first sentence, without what follows on preemption: "0/8 nodes are available: 8 Insufficient cpu"."""
     return re.split(r"\.?\s+preemption: |\. ", _one_line(text), maxsplit=1)[0].rstrip(".")
 
 

@@ -20,14 +20,14 @@ PROGRAM = "kubectl"
 
 
 class Place(Struct, frozen=True):
-    """Where a job is: a context of the user's kubeconfig, "" for that of the pod around us, and a namespace."""
+    """Where a job is: a namespace, and a context of the user's kubeconfig, "" in a pod of the cluster itself."""
 
     context: str
     namespace: str
 
     @classmethod
     def parse(cls, text: str | None) -> Place:
-        """Read the form in which records have it; a context may have slashes, a namespace has none."""
+        """Parse "CONTEXT/NAMESPACE", as in run records; a context may have slashes, a namespace has none."""
         context, _, namespace = (text or "").rpartition("/")
         return cls(context, namespace or "default")
 
@@ -36,12 +36,12 @@ class Place(Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """The options of kubectl for it."""
+        """The options of kubectl for this context and namespace."""
         return [*(["--context", self.context] if self.context else []), "--namespace", self.namespace]
 
 
 class Collection(Struct, frozen=True):
-    """A kind of objects: where the API has them, and their name for users."""
+    """A kind of Kubernetes objects: their path in the API, and their name for users."""
 
     group: str  # "" is the core group
     version: str
@@ -70,11 +70,11 @@ class ServerError(Struct, frozen=True):
 _FROM_SERVER = re.compile(r"^Error from server(?: \((\w+)\))?: (.*)", re.MULTILINE | re.DOTALL)
 _INVALID = re.compile(r"^The (.* is invalid: .*)", re.MULTILINE | re.DOTALL)
 _OVERLOADED = ("Timeout", "ServerTimeout", "ServiceUnavailable", "TooManyRequests", "InternalError")
-"""Reasons that say nothing on the object: the same call may succeed later."""
+"""Errors that do not concern the object: the same call may succeed later."""
 
 
 def parse_error(stderr: str) -> ServerError:
-    """Read what kubectl prints on stderr when a call failed."""
+    """Parse what kubectl has printed on stderr for a call that failed."""
     if (found := _FROM_SERVER.search(stderr)) and found[1] not in _OVERLOADED:
         return ServerError(found[1] or "Unknown", " ".join(found[2].split()))
     if found := _INVALID.search(stderr):
@@ -85,7 +85,7 @@ def parse_error(stderr: str) -> ServerError:
 
 
 class CallFailed(LaunchError):
-    """A call was answered with an error, or not at all."""
+    """Raised when a call of kubectl fails, or gets no reply in time."""
 
     def __init__(self, error: ServerError) -> None:
         super().__init__(error.message)
@@ -96,7 +96,7 @@ class Call:
     """A running call of kubectl; several may run at a time."""
 
     def __init__(self, place: Place | None, *words: str, body: bytes | None = None) -> None:
-        """Start it. Raises OSError if there is no kubectl."""
+        """Start kubectl. Raises OSError if there is no kubectl."""
         self._body = body
         self._process = subprocess.Popen(
             [PROGRAM, *words[:1], *(place.words if place else []), *words[1:]],
@@ -107,7 +107,7 @@ class Call:
         )
 
     def result(self, seconds: float) -> bytes:
-        """Return its output. Raises CallFailed, also if it takes longer."""
+        """Wait for kubectl and return its output. Raises CallFailed, also if it takes longer."""
         try:
             out, err = self._process.communicate(self._body, max(0.1, seconds))
         except subprocess.TimeoutExpired:
@@ -118,13 +118,13 @@ class Call:
         return out
 
     def close(self) -> None:
-        """End it, if it still runs."""
+        """Kill kubectl if it still runs."""
         self._process.kill()
         self._process.communicate()
 
 
 def get(place: Place, path: str) -> Call:
-    """Begin to read an object or a list."""
+    """Start to read an object or a list from the API server."""
     return Call(place, "get", "--raw", path)
 
 
@@ -155,7 +155,7 @@ def _pod_namespace() -> str:
 
 
 def unreachable_error(place: Place, what: str) -> SchedulerNotResponding:
-    """The error of an API server that does not answer."""
+    """Return the error for an API server that does not answer."""
     where = f"context {place.context}" if place.context else "this pod"
     return SchedulerNotResponding(
         f"the API server of {where} does not answer: {what}", "kubectl cluster-info shows whether it is up"

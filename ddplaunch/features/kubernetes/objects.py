@@ -133,7 +133,7 @@ class Pod(_Object, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The node rank."""
+        """The node rank of this pod."""
         if index := self.metadata.value(INDEX):
             return int(index) + int(self.metadata.value(FIRST_NODE) or 0)
         index = self.metadata.value(_REPLICA_INDEX) or "0"
@@ -156,18 +156,18 @@ class Pod(_Object, frozen=True):
 
     @property
     def has_previous_log(self) -> bool:
-        """Whether there is a log of the container before this one, which the kubelet keeps."""
+        """Whether the kubelet keeps a log of the container that ran in this pod before the last restart."""
         status = self.container_status
         return status.last_state.terminated is not None and status.state.waiting is None
 
     @property
     def has_log(self) -> bool:
-        """Whether its container runs, or has run: one that waits for its restart has the log of the one before."""
+        """Whether the container runs or has run; while it waits for a restart, the log is that of the previous one."""
         return self.is_running or self.terminated is not None or self.container_status.last_state.terminated is not None
 
     @property
     def terminated(self) -> Terminated | None:
-        """How its container ended; None if it runs, or never ran."""
+        """How the pod's container ended; None if it runs, or never ran."""
         return self.container_status.state.terminated
 
     @property
@@ -221,7 +221,7 @@ class Event(_Object, frozen=True):
 
 
 class Workload(_Object, frozen=True):
-    """What Kueue queues for a job."""
+    """A Workload of Kueue: what Kueue queues for a job."""
 
     metadata: Metadata
     status: JobStatus = JobStatus()

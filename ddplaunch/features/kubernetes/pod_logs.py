@@ -49,7 +49,7 @@ class LineCursor:
         self._skipped = 0  # of those, since the log is read again
 
     def reread(self) -> None:
-        """The log is read again, from ``since`` or from its beginning."""
+        """Called before the log is read again, from ``since`` or from its beginning."""
         self._skipped = 0
 
     def accept(self, raw: bytes) -> LogLine | None:
@@ -97,7 +97,7 @@ class _PodStream(threading.Thread):
         self._updates = 0  # how often the pod was seen
 
     def update(self, *, has_ended: bool, containers_since: int) -> None:
-        """Called each time that the pod was seen, or is known to be gone."""
+        """Called with each new state of the pod, or once it was deleted."""
         with self._changed:
             self._has_ended = self._has_ended or has_ended
             self._containers_since = containers_since
@@ -122,7 +122,7 @@ class _PodStream(threading.Thread):
         self._queue.put((self, None))
 
     def _wait_for_retry(self, is_last: bool) -> None:
-        """Wait a moment; where the container may have been restarted, whose log would be read, until that is known."""
+        """Wait before the log is read again; if the container may restart, until the pod's new state is known."""
         seen = self._updates + (2 if self._can_restart else 1 << 62)  # the next answer may be an older one
         timeout_s = None if self._can_restart and not is_last else RETRY_INTERVAL_S
         with self._changed:
@@ -131,7 +131,7 @@ class _PodStream(threading.Thread):
             )
 
     def _read(self, *, follow: bool) -> bool:
-        """Read the log on from the last line; return whether that is all there will be, if the container has ended."""
+        """Continue to read the log after the last line; return whether all is read, if the container has ended."""
         cursor = self._cursor
         cursor.reread()
         lines = self._lines if cursor.since is None else 0
@@ -159,7 +159,7 @@ class _PodStream(threading.Thread):
 def log_query(
     container: str, *, follow: bool = False, previous: bool = False, since: str | None = None, lines: int = 0
 ) -> dict[str, str]:
-    """Return the query of a log; ``previous``: of the container before; ``lines``: only so many of its last ones."""
+    """Return the query for a log; ``previous``: of the previous container; ``lines``: how many of the last lines."""
     query = {"container": container, "timestamps": "true"}
     query |= {"follow": "true"} if follow else {}
     query |= {"previous": "true"} if previous else {}
@@ -195,7 +195,7 @@ class PodLogs(LogSource):
             stream.update(has_ended=pod is None or since > 0 or pod.has_ended, containers_since=since)
 
     def copy_new(self) -> None:
-        """Follow pods that have started since, and print the lines that have come."""
+        """Follow the logs of pods that have started since the last call, and print all new lines."""
         self._is_followed = True
         self._look_for_pods()
         while True:

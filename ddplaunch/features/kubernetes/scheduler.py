@@ -40,13 +40,13 @@ MANAGED = "app.kubernetes.io/managed-by"  # a label of all that ddplaunch create
 
 
 def split_number(number: str) -> tuple[str, str]:
-    """Return kind and name of a job: "wine" is a Job, "jobset/wine" a JobSet."""
+    """Return kind and name from a job's number: "wine" is a Job, "jobset/wine" a JobSet."""
     kind, slash, name = number.rpartition("/")
     return (kind, name) if slash else (JOB, number)
 
 
 def job_number(kind: str, name: str) -> str:
-    """Return the number of a job of this kind."""
+    """Return the number by which ddplaunch names a job: "wine" for a Job, "jobset/wine" for a JobSet."""
     return name if kind == JOB else f"{kind}/{name}"
 
 
@@ -259,7 +259,7 @@ def _decode_jobs(data: bytes, jobs: Sequence[JobId]) -> list[Job]:
 
 
 def _nodes(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods in which ddplaunch runs; a runtime of Kubeflow may have others, which get the data first."""
+    """Return the pods in which ddplaunch runs; a job of Kubeflow may have others, which prepare data first."""
     return [
         pod
         for pod in pods
@@ -268,13 +268,13 @@ def _nodes(pods: Sequence[Pod]) -> list[Pod]:
 
 
 def _unknown(job: JobId, place: Place, error: Exception) -> BatchJobState:
-    """The state of a job whose API server did not answer."""
+    """Return the state of a job whose API server did not answer."""
     where = f"context {place.context}" if place.context else "Kubernetes"
     return BatchJobState(f"is unknown: {where} does not answer: {error}", job=job, number=job.number)
 
 
 def _try_get(place: Place, deadline: Deadline, collection: Collection, **query: str) -> bytes | None:
-    """Read a list that only explains something: None if that is not possible, or not allowed."""
+    """Read a list that only helps to explain a state; None if that is not possible, or not allowed."""
     try:
         return get(place, collection.path(place, **query)).result(deadline.left)
     except (CallFailed, OSError):

@@ -62,7 +62,7 @@ def _remove(place: Place, collection: Collection, created: Job) -> None:
 
 
 def explain(error: ServerError, place: Place, collection: Collection, name: str) -> LaunchError:
-    """Return the error of an object that was not created."""
+    """Return the error, with a hint, for an object that the API server did not create."""
     what, where = error.message, f"namespace {place.namespace}"
     if error.reason == "AlreadyExists":
         hint = "leave --no-unique-name out, or choose another --job-name"

@@ -52,7 +52,7 @@ class Live(Feature):
 
 
 def _why_no_live_view() -> str | None:
-    """Return why the terminal cannot show it, None if it can."""
+    """Return why the terminal cannot show the live view; None if it can."""
     if not (is_interactive(1) or is_interactive(2)):
         return "the output is not a terminal"
     if not can_move_cursor():

@@ -55,7 +55,7 @@ def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
 
 
 def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
-    """Render the full screen: sentences first, then a row for each rank, then what else there is room for."""
+    """Render the full screen: summary and sentences first, then rows for ranks, then what else there is room for."""
     limit = max(1, columns - 1)
     ranks = rank_activities(view)
     lines = build_table_rows(view, ranks)

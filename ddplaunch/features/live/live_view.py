@@ -62,7 +62,7 @@ _DIGITS = frozenset("0123456789")
 
 
 class JobSource(Protocol):
-    """The job that is shown. Replies come later, or never if the job has ended."""
+    """The job that a live view shows. Its replies come later, or never if the job has ended."""
 
     def inspect(self, detail: Detail, on_reply: Callable[[JobInspection], None], *, lines: bool = False) -> None:
         """Inspect the ranks; ``lines``: with the last output line of each."""
@@ -71,13 +71,13 @@ class JobSource(Protocol):
         """Stop the job as Ctrl-C does."""
 
     def log(self, rank: int, on_reply: Callable[[str], None]) -> None:
-        """Request the last output lines of a rank."""
+        """Request the last output lines of a rank, as text."""
 
     def failures(self, on_reply: Callable[[str], None]) -> None:
-        """Request the failures so far."""
+        """Request a text on the ranks that have failed so far."""
 
     def advice_to_continue(self) -> str:
-        """Return the hint how to continue the job; "" if it is not suspended."""
+        """Return a hint on how to continue a suspended job; "" if the job is not suspended."""
 
 
 class LiveView:
@@ -123,7 +123,7 @@ class LiveView:
         self._page: tuple[str, int] | None = None  # a text shown in the full screen, and its first row
 
     def seed_trends(self, samples: Sequence[NodeSample]) -> None:
-        """Start the trends with earlier samples."""
+        """Add earlier samples to the beginning of the trend lines."""
         before = [(sample.seconds, *_trend_values(sample)) for sample in samples]
         for place, trend in enumerate(self._trends.values(), 1):
             trend.seed((each[0], value) for each in before if (value := each[place]) is not None)
@@ -185,7 +185,7 @@ class LiveView:
             self._stacks_due = 0.0 if waits else self._stacks_due
 
     def _next_detail(self, now: float) -> Detail:
-        """Request stacks only if ranks wait or locations are shown: a stack dump interrupts the ranks."""
+        """Choose the detail of the next inspection: stacks only if ranks wait or locations are shown."""
         if self._snapshot is None or now < self._stacks_due:
             return Detail.STATE
         inspection = self._snapshot.inspection
@@ -312,7 +312,7 @@ class LiveView:
         self._show_text(stack or "the rank has no process\n")
 
     def _on_prompt_key(self, question: str, typed: str, key: str) -> None:
-        """Handle a key while a question is shown."""
+        """Handle a key that answers the question on the screen."""
         self._prompt = None
         if question.startswith("stop"):
             if key == "y":

@@ -80,10 +80,10 @@ def _align(head: str, cells: Sequence[str], pad: Callable[[str, int], str]) -> l
 
 
 def describe_state(program: ProgramInspection) -> str:
-    """Return its state, with the code if it has ended: "ready", "ended (7)"."""
+    """Return a program's state, with the exit code if it has ended: "ready", "ended (7)"."""
     return program.state if program.code is None else f"{program.state} ({program.code})"
 
 
 def program_style(program: ProgramInspection) -> str:
-    """Return the style of its state: red where it has failed."""
+    """Return the text style of a program's state: red where it has failed."""
     return "32" if program.state == "ready" else "1;31" if program.code else "33"

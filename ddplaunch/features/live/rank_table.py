@@ -32,7 +32,7 @@ class TableRow(NamedTuple):
 
 
 class TableColumn(NamedTuple):
-    """A column of numbers: its width, its value, by which ranks are sorted, the largest first, and the value's text."""
+    """A column of numbers in the rank table: its width, its value for a rank, and the text of a value."""
 
     width: int
     value: Callable[[TableRow], float | None]
@@ -89,7 +89,7 @@ def sort_rows(
 
 
 def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = None) -> list[Row]:
-    """Render the header and these ranks, in ``limit`` columns."""
+    """Render the header of the rank table and a row for each rank, at most ``limit`` columns wide."""
     gap = "  " if limit >= WIDE_COLUMNS else " "
     number = max(len("rank"), *(len(str(one.rank.rank)) for one in lines)) if lines else 4
     hosts = {one.rank.host for one in lines}

@@ -73,7 +73,7 @@ def render_row(row: Row, colour: bool) -> str:
 
 
 def wrap_styled(line: str, limit: int) -> list[Row]:
-    """Wrap a line that has at most one style, from its beginning on."""
+    """Wrap a line of text whose style, if any, is that of its beginning."""
     style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
     parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
     return [truncate_row((StyledText(part, style[1] if style else ""),), limit) for part in parts]

@@ -149,7 +149,7 @@ def rank_activity(
 
 
 def find_wait_point(rank: RankInspection) -> WaitPoint | None:
-    """Return the oldest collective, or send or the like, that a rank has entered and not left; None if it moves."""
+    """Return the oldest collective or other call that a rank has entered and not left; None if it makes progress."""
     if rank.moved or rank.condition is not ProcessCondition.ALIVE:
         return None
     if rank.inside and (rank.inside.function in UNRECORDED_FUNCTIONS or not rank.groups):
@@ -173,7 +173,7 @@ def location_of(rank: RankInspection) -> str:
 
 
 def correct_completed(now: Inspection, before: Inspection | None) -> Inspection:
-    """Correct the completed operations of ranks that do not wait, as far as this or the inspection before shows it."""
+    """Increase the completed operations of ranks that do not wait, as far as this or the last inspection shows it."""
     earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
 
     def correct(state: GroupState, known: Iterable[GroupState]) -> GroupState:

@@ -107,7 +107,7 @@ def read_pod_code(ctx: click.Context, target: str) -> CodeArchive | None:
 
 
 def job_notes(job: PodJob, code: CodeArchive | None, *, dry_run: bool) -> Iterator[str]:
-    """Yield notes: the files that are not copied and, in a dry run, Kubernetes' defaults for missing sizes."""
+    """Yield notes for the user: files that are not copied and, in a dry run, sizes that are missing."""
     yield from code.notes if code else ()
     if not dry_run:
         return

@@ -43,7 +43,7 @@ _OF_RUNTIME = {
 
 
 def train_job(job: PodJob) -> dict[str, Any]:
-    """Return the spec. Raises UsageError for options that only the runtime can set."""
+    """Return the spec of a TrainJob. Raises UsageError for options that only the runtime can set."""
     hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
     refuse_options(job, _OF_RUNTIME, "the runtime decides that", hint)
     pod = pod_spec(job)
@@ -80,7 +80,7 @@ _OF_OPERATOR = {"min_nodes": "--nodes as a range", "gang": "--gang", "restricted
 
 
 def pytorch_job(job: PodJob) -> dict[str, Any]:
-    """Return the spec. Raises UsageError for options that only the operator can set."""
+    """Return the spec of a PyTorchJob. Raises UsageError for options that only the operator can set."""
     refuse_options(job, _OF_OPERATOR, "the operator decides that", "leave it out, or use --kind jobset")
     pod = pod_spec(job)
     del pod["restartPolicy"]  # it belongs to the replica specs

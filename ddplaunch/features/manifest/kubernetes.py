@@ -78,7 +78,7 @@ def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
 
 
 def _config_maps(job: PodJob, metadata: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the objects with the code of --code."""
+    """Yield the ConfigMaps with the code of --code."""
     if job.code is None:
         return
     kind = with_comment("kind", "A part of the code. Created by hand, it stays when the job is deleted.")

@@ -56,7 +56,7 @@ class Mount(Struct, frozen=True):
 
 
 class PodGroup(Struct, frozen=True):
-    """Pods of one shape in a JobSet of several: the nodes with ranks, or those of one program."""
+    """A group of equal pods in a JobSet with several groups: the nodes with ranks, or the nodes of one program."""
 
     name: str  # of its replicated Job; matches `NAME`
     first_node: int  # the node rank of its first pod
@@ -66,7 +66,7 @@ class PodGroup(Struct, frozen=True):
 
 
 class PodJob(Struct, frozen=True):
-    """A Kubernetes job: its resources and what it runs; None: not set."""
+    """A Kubernetes job: its resources and what it runs; a field that is None is not set."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
     name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
@@ -75,9 +75,9 @@ class PodJob(Struct, frozen=True):
     min_nodes: int | None  # of an elastic job; None if it needs all nodes
     gpus_per_node: int
     cpus_per_task: int | None  # of each pod
-    memory: str | None  # likewise, as Kubernetes writes it ("200Gi"), like all sizes here
-    resources: Mapping[str, str | int]  # others of each pod: {"rdma/hca": 8}
-    requests: Mapping[str, str | int]  # where they differ from the limits
+    memory: str | None  # of each pod, as Kubernetes writes it ("200Gi"), like all sizes here
+    resources: Mapping[str, str | int]  # other resources of each pod: {"rdma/hca": 8}
+    requests: Mapping[str, str | int]  # resource requests of each pod that differ from its limits
     shm: str | None  # size of /dev/shm; None is the pod's memory
     seconds: int | None  # the time limit of the whole job, from its submission
     grace: float  # seconds that ranks have between SIGTERM and SIGKILL
@@ -112,7 +112,7 @@ class PodJob(Struct, frozen=True):
 
     @property
     def node_zero(self) -> str:
-        """DNS name of the first pod, by the Service."""
+        """The DNS name of the first pod, which the job's Service provides."""
         return f"{_pod_prefix(self.name, self.kind, self.groups)}0.{self.name}"
 
     @property
@@ -136,14 +136,14 @@ class PodJob(Struct, frozen=True):
 
 
 def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str) -> None:
-    """Raise UsageError if one of these fields (mapped to its option) is set, which the kind of job does not support."""
+    """Raise UsageError if the job has one of these fields, mapped to their options: its kind does not support them."""
     for name, option in options.items():
         if (value := getattr(job, name)) or (name == "retries" and value == 0):
             raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
 
 
 def _pod_prefix(name: str, kind: str, groups: Sequence[PodGroup] = ()) -> str:
-    """The prefix of pod names, before the index; of several groups that of the first."""
+    """Return the prefix of pod names before the index; of a job with several groups, the prefix of the first group."""
     replicated = f"{groups[0].name if groups else NODE}-0-"
     return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, replicated) }"
 

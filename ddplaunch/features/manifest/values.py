@@ -217,5 +217,5 @@ ttl_time = positive_time_reader("1-0 for a day", "leave it out to keep the job",
 
 
 def parse_key_values(values: Sequence[str]) -> dict[str, str]:
-    """Read KEY=VALUE, several times."""
+    """Return a mapping from several texts of the form KEY=VALUE."""
     return dict(text.split("=", 1) for text in values)

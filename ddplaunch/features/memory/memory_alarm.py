@@ -23,7 +23,7 @@ _PRESSURE_TRIGGER = b"some 200000 2000000"  # µs in 2 s in which a process wait
 
 
 class MemoryAlarm:
-    """Calls ``on_low_memory`` on each alarm, until it is closed."""
+    """Alarm that calls ``on_low_memory`` each time memory gets short, until the alarm is closed."""
 
     def __init__(self, loop: EventLoop, cgroups: Sequence[Cgroup], on_low_memory: Callback, root: str = "") -> None:
         """Register with the kernel. OSError: too many files are open."""
@@ -50,7 +50,7 @@ class MemoryAlarm:
         return file
 
     def _watch_file(self, path: str) -> None:
-        """Watch memory.events, whose changes are EPOLLPRI events until it is read."""
+        """Watch the file memory.events: after each change it has an EPOLLPRI event until it is read."""
         file = self._open(path, os.O_RDONLY, lambda file: os.pread(file, 4096, 0))
         self._consumers[file]()
         self._ready.register(file, select.EPOLLPRI)

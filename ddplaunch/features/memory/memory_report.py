@@ -111,7 +111,7 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
 
 
 def _is_growth(points: Sequence[MemoryPoint]) -> bool:
-    """Whether the growth is too large to be chance."""
+    """Whether the memory of a rank grew by too much to be chance."""
     held = points[-1].own + points[-1].children + points[-1].shared
     return sum(after - before for _, before, after in _growing_fields(points)) >= _MIN_GROWTH_FRACTION * held
 
@@ -130,7 +130,7 @@ def _growing_fields(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]
 
 
 def _advice(shortage: OutOfMemory, points: Sequence[MemoryPoint]) -> str:
-    """Advise on the part that grew most or, if unknown, the largest."""
+    """Return advice on the part of the memory that grew most or, if that is unknown, on the largest part."""
     parts = [part for part, *_ in _growing_fields(points) if part != "cache"] if points and _is_growth(points) else []
     if not parts and points:
         parts = sorted(("own", "children", "shared"), key=lambda part: -getattr(points[-1], part))

@@ -53,7 +53,7 @@ _INIT_PID_NAMESPACE = 0xEFFFFFFC  # inode of the first PID namespace, whose pids
 
 
 class MemorySide(NodeSide):
-    """Explains the end of a rank by the memory of its GPU or of this machine."""
+    """The node side of the feature: explains a rank that ended because GPU or host memory ran out."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context = context
@@ -84,7 +84,7 @@ class MemorySide(NodeSide):
         return {rank: process.pid for rank, process in self._ranks.processes.items()} if self._ranks else {}
 
     def _on_sample(self) -> None:
-        """Note the memory of the ranks, in case one runs out."""
+        """Called on each sample: store the memory of the ranks, in case one runs out of memory later."""
         if self._memory:
             self._memory.sample()
 
@@ -160,7 +160,7 @@ class RankMemory:
         return None
 
     def _in_our_cgroup(self, killed: OomKill) -> bool:
-        """Whether the process was in this job's control group or a descendant of it."""
+        """Whether the killed process was in this job's control group or a descendant of it."""
         name = self._before[0].name if self._before else "/"
         return killed.cgroup is not None and f"{killed.cgroup}/".startswith(f"{name.rstrip('/')}/")
 
@@ -223,7 +223,7 @@ class RankMemory:
         return MemoryPoint(now.moment, own, children, shared, now.cache)
 
     def _recent_peak(self, noted: PointsByRank, rank: int, now: MemoryPoint, of: str) -> int:
-        """The most that a rank held of ``of``, now and just before."""
+        """Return the largest value of the field ``of`` of a rank's memory, now and shortly before."""
         points = [*noted.get(rank, ())]
         recent = [each for each in points if each.moment > now.moment - MAX_QUIET_S] or points[-1:]
         most: int = max(getattr(each, of) for each in [now, *recent])
@@ -260,7 +260,7 @@ class RankMemory:
                 noted.setdefault(rank, deque(maxlen=_MAX_POINTS)).append(point)
 
     def _sample_ranks(self, ranks: Mapping[int, int], *, proportional: bool = True) -> dict[int, MemoryPoint]:
-        """Read the memory of ranks, by their pids; of a rank that has ended, that of its children.
+        """Return the memory of ranks, given their pids; of a rank that has ended, the memory of its children.
 
         ``proportional``: proportional sizes (forks share pages), empty if that takes too long; else resident sizes.
         """

@@ -10,7 +10,7 @@ from ddplaunch.base.options import Option, OptionGroup
 
 
 def _check_prom_path(option: Option, text: str | None) -> str | None:
-    """Check the name of a file for Prometheus' textfile collector, which ignores other extensions."""
+    """Check that the name of the metrics file ends in .prom: Prometheus' textfile collector ignores other files."""
     if text is not None and not text.endswith(".prom"):
         raise UsageError(
             f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
@@ -19,7 +19,7 @@ def _check_prom_path(option: Option, text: str | None) -> str | None:
 
 
 def check_folder(path: str) -> None:
-    """Check the folder of the file, which need not exist. Raises UsageError if it cannot be written there."""
+    """Check the folder of the metrics file, which need not exist. Raises UsageError if it cannot be written there."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise UsageError(

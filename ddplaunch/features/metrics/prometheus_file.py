@@ -44,7 +44,7 @@ STALL_MERGE_S = 1.0  # two reports of one stall may differ in its beginning by t
 
 
 class PrometheusFile(NodeSide):
-    """Subscribes to samples, and writes the file."""
+    """The node side of ``--metrics``: writes the metrics file after each sample of usage."""
 
     def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
         self._path, self._status, self._notify = path, status, notify
@@ -54,7 +54,7 @@ class PrometheusFile(NodeSide):
         self._snapshot: CounterSnapshot | None = None
 
     def on_sample(self, snapshot: CounterSnapshot, sample: NodeSample | None) -> None:
-        """Write the file."""
+        """Called on each sample: write the metrics file."""
         self._snapshot = snapshot
         self._write()
 

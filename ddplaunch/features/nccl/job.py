@@ -9,7 +9,7 @@ KEEP_TIMEOUT_S = 4.0  # until the ranks are stopped without it
 
 
 class StallJob(JobSide):
-    """Asks the nodes once an attempt: if it is stopped for a stall, or a rank's collective has timed out."""
+    """The job side: requests the evidence from all nodes before an attempt is stopped for a stall or a timeout."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context

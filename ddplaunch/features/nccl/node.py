@@ -1,4 +1,4 @@
-"""The evidence of a stall in the launcher of one node: when it is collected, where it is kept, and what is said of it.
+"""The evidence of a stall in the launcher of one node: when it is collected, where it is kept, what users see of it.
 
 It is collected when a stall is reported, and, at node 0's request, before the ranks of a stalled attempt are stopped.
 The folder is ``stall`` in that of ``--log-dir``, otherwise in that of the history; of a later attempt,
@@ -30,16 +30,16 @@ _MAX_ATTEMPTS = 4  # of a job, whose evidence is kept
 
 
 class StallSide(NodeSide):
-    """Keeps the evidence of this node's ranks; node 0 adds the stacks of all, and what the RAS service reports."""
+    """The node side: keeps the evidence on this node's ranks; node 0 adds the stacks of all, and the RAS report."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context, self._history = context, context.find(HistoryRecorder)
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._inspection: Inspection | None = None  # of all ranks, for node 0
         self._is_collecting = self._is_stopping = False
-        self._collected: StallFiles | None = None  # until the user has been told
+        self._collected: StallFiles | None = None  # until ``_report`` has shown it
         self._notes: list[str] = []  # shown after the result of the job
-        self._kept_note = ""  # names the last folder, likewise
+        self._kept_note = ""  # has the path of the last folder; also shown after the result
         self._bytes: dict[int, int] = {}  # by attempt: the size of its dumps
         context.job.rpc.handlers["stall"] = context.loop.guard(self._answer)
 
@@ -62,7 +62,7 @@ class StallSide(NodeSide):
                 self._report()
 
     def _answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        """Collect the evidence for node 0, which stops the ranks after the reply."""
+        """Called on node 0's request: collect the evidence, and reply; node 0 then stops the ranks."""
         from ddplaunch.features.nccl.rpc import StallReply
 
         self._is_stopping = True
@@ -110,7 +110,7 @@ class StallSide(NodeSide):
         self._report()
 
     def _report(self) -> None:
-        """Complete the folder by the stacks, and name it: once both are known, or the ranks have ended."""
+        """Add the stacks to the folder and show its path; called when both are known, or the ranks have ended."""
         files, self._collected = self._collected, None
         if files is None or not self._is_node_zero:
             return

@@ -1,4 +1,4 @@
-"""Asks NCCL's RAS service for the state of its job: a TCP port of this machine, from NCCL 2.24 on.
+"""Queries the state of a job from NCCL's RAS service, which has a TCP port on this machine, from NCCL 2.24 on.
 
 The protocol is text (NVIDIA's NCCL user guide, "RAS"): a command a line, and the reply to STATUS up to the end of the
 connection. From 2.28.7 on that can be JSON; older services reject the command for it, and reply with text.
@@ -33,7 +33,7 @@ def find_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def ask_service(address: tuple[str, int], deadline: float, is_ours: Callable[[RasReport], bool]) -> RasReport | None:
-    """Return what the service reports of our job; None if none answers for it until the monotonic ``deadline``."""
+    """Return the RAS service's report on our job; None if it sends none until the monotonic ``deadline``."""
     for _ in range(_MAX_ATTEMPTS):
         if time.monotonic() >= deadline:
             break

@@ -52,14 +52,14 @@ class RasMember(Struct, frozen=True):
 
 
 class RasReport(Struct, frozen=True):
-    """What the service has replied: ranks without a reply to it, and ranks that are behind in a collective."""
+    """A reply of the RAS service: the ranks that did not reply to the service, and those behind in a collective."""
 
     text: str
     is_json: bool
     missing: tuple[RasMember, ...] = ()
     behind: tuple[RasMember, ...] = ()
-    pids: frozenset[int] = frozenset()  # all that it names
-    processes: int = 0  # of its job; 0 if unknown
+    pids: frozenset[int] = frozenset()  # of all processes that the reply names
+    processes: int = 0  # the number of processes of the job; 0 if unknown
 
 
 class _Status(Struct, frozen=True):
@@ -170,7 +170,7 @@ def _find_behind(counted: Iterable[list[RasMember]]) -> Iterator[RasMember]:
 
 
 def is_of_job(report: RasReport, pids: Iterable[int], world_size: int) -> bool:
-    """Whether a report is about these processes. Text names only some; then the number of processes must do."""
+    """Whether a report is about the processes ``pids``; for a text report, an equal number of processes is enough."""
     return not report.pids.isdisjoint(pids) or (not report.is_json and report.processes == world_size)
 
 
@@ -178,7 +178,7 @@ def is_of_job(report: RasReport, pids: Iterable[int], world_size: int) -> bool:
 
 
 def compare(report: RasReport, inspection: Inspection) -> str:
-    """Compare what the service says with the ranks that the others wait for by our inspection: one sentence."""
+    """Return a sentence that compares the report with our inspection: which ranks the others wait for."""
     name = _make_namer(inspection)
     ours = {rank for wait in find_waits(inspection) for rank in wait.roots}
     if report.missing:
@@ -200,7 +200,7 @@ def compare(report: RasReport, inspection: Inspection) -> str:
 
 
 def _make_namer(inspection: Inspection) -> Callable[[RasMember], int | None]:
-    """Return a function that finds the rank of a process: by its pid if that is unique, else by the communicator."""
+    """Return a function that finds the rank of a process: by a unique pid, else by its number in the communicator."""
     by_pid: dict[int, list[int]] = {}
     for each in inspection.ranks:
         by_pid.setdefault(each.pid, []).append(each.rank)

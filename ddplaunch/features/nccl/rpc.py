@@ -1,4 +1,4 @@
-"""The request to keep what the ranks have recorded, before the ranks of a stalled attempt are stopped."""
+"""The request to keep the ranks' flight recorder dumps before the ranks of a stalled attempt are stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.core.rpc_kind import Kind
 
 
 class StallRequest(Struct, frozen=True):
-    """Keep the evidence of this attempt."""
+    """Request to keep the evidence of this attempt."""
 
     attempt: Count
 
@@ -23,7 +23,7 @@ class StallReply(Struct, frozen=True):
 
 
 class StallKind(Kind):
-    """Dumps of the flight recorders of all ranks, which stay on their nodes."""
+    """The rpc kind of these requests: the reply has the ranks whose dumps were kept; the dumps stay on their nodes."""
 
     name, request, reply, timeout_s = "stall", StallRequest, StallReply, 5.0
 

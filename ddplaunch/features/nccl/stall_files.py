@@ -33,7 +33,7 @@ STACKS_FILE = "stacks.txt"
 
 
 class StallFiles:
-    """The evidence of one stall, from ``begin`` until ``on_done``."""
+    """Collects the evidence of one stall, from ``begin`` until it calls ``on_done``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class StallFiles:
         address: tuple[str, int] | None,
         on_done: Callable[[StallFiles], None],
     ) -> None:
-        """``address``: of the RAS service; None: it is not asked. ``on_done`` is called within COLLECT_TIMEOUT_S.
+        """``address``: of the RAS service; None: do not query it. ``on_done`` is called within COLLECT_TIMEOUT_S.
 
         Raises OSError if the folder cannot be made.
         """
@@ -119,12 +119,12 @@ class StallFiles:
         return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
 
     def write_stacks(self, inspection: Inspection, *remarks: str) -> None:
-        """Write what ``ddplaunch stacks`` shows, and remarks."""
+        """Write the output of ``ddplaunch stacks``, and remarks, to a file."""
         text = click.unstyle(render_stacks(inspection))
         self.write(STACKS_FILE, "\n".join([text, *remarks, ""]) if remarks else text)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the folder."""
+        """Write a file into the folder of the evidence."""
         path = os.path.join(self.folder, name)
         with open(open_for_writing(path, os.O_TRUNC, 0o600), "w", encoding="utf-8", errors="replace") as file:
             file.write(text)

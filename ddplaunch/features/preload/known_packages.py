@@ -48,7 +48,7 @@ class KnownPackage(Struct, frozen=True):
 
     @property
     def top_level_names(self) -> set[str]:
-        """The first components of ``top``, which may have dotted names."""
+        """The first component of each module name in ``top``."""
         return {top.partition(".")[0] for top in self.top}
 
 

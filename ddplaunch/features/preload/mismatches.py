@@ -40,9 +40,9 @@ class Mismatch(Struct, frozen=True):
 
 
 def find_mismatch(program: str | None) -> Mismatch | None:
-    """Return what did not fit in an earlier run of the program in this file, in the last days.
+    """Return the mismatch in an earlier run of the program in this file, in the last days.
 
-    None if all did, or if the file has changed.
+    None if there was none, or if the file has changed.
     """
     try:
         path = os.path.abspath(program or "")
@@ -55,7 +55,7 @@ def find_mismatch(program: str | None) -> Mismatch | None:
 
 
 def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
-    """Remember what did not fit in a run of the program in this file; nothing if the state folder cannot be used."""
+    """Store the mismatch in a run of the program in this file; do nothing if the state folder cannot be used."""
     try:
         path = os.path.abspath(program or "")
         content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, checksum(path), time.time())

@@ -79,7 +79,7 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
 
 
 def _avoid_mismatch(plan: ZygotePlan, mismatch: Mismatch) -> ZygotePlan:
-    """Preload less than in an earlier run of the program, in which this did not fit."""
+    """Return a plan that preloads less than the earlier run of the program, in which preloaded modules did not fit."""
     because = f"{mismatch.differs} when it imports {mismatch.module}"
     if mismatch.had_packages and mismatch.module.partition(".")[0] != TORCH and plan.fallback:
         return replace(plan, modules=plan.fallback, fallback=(), reason=because)
@@ -139,7 +139,7 @@ def make_preload_plan(
 def _find_obstacle(
     source: ProgramSource, assignments: Collection[Assignment], settings: Mapping[str, str]
 ) -> str | None:
-    """Return why preloaded torch certainly would not fit; a rank detects all other cases."""
+    """Return why a preloaded torch certainly would not suit the program; a rank detects all other cases."""
     for each in assignments:
         is_known = each.value is not None and settings.get(each.name) == each.value
         if each.before_torch and not is_known and TORCH_READS.fullmatch(each.name):

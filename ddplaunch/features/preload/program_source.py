@@ -1,4 +1,4 @@
-"""Reads a program's source for hints: what it imports, and which environment variables it sets before.
+"""Reads a program's source for hints: what it imports, and which environment variables it sets.
 
 Nothing is executed, and nothing depends on it: a rank checks at each import whether what was preloaded fits
 (``core/rank/module_handover.py``). A wrong hint costs time.
@@ -49,7 +49,7 @@ class Import(Struct, frozen=True):
 
 
 class Assignment(Struct, frozen=True):
-    """Sets an environment variable.
+    """A statement that sets an environment variable.
 
     Attributes:
         where: file and line, as "train.py:3".
@@ -69,10 +69,10 @@ class Assignment(Struct, frozen=True):
 
 
 class ProgramSource(Struct, frozen=True):
-    """The source of a program, as far as it matters to preloading.
+    """The facts about a program's source that matter to preloading.
 
     Attributes:
-        imports: of modules that are not its own, in order; those in functions come last.
+        imports: of modules that are not the program's own, in order; those in functions come last.
         assignments: of environment variables.
         words: all words in its files, names and those in strings.
         imports_torch: it imports torch outside functions.
@@ -94,7 +94,7 @@ def read_program(target: Target) -> ProgramSource:
 
 
 class _ProgramReader:
-    """Goes through the files of a program; its own modules are read where they are imported."""
+    """Reads the files of a program; the program's own modules are read where they are imported."""
 
     def __init__(self, sys_path_0: str) -> None:
         self._sys_path_0 = sys_path_0
@@ -123,7 +123,7 @@ class _ProgramReader:
         return ProgramSource(imports, assignments, words, self._imports_torch, self._uses_dynamo)
 
     def _read_file(self, file: str, root: str, *, is_deferred: bool, is_program: bool = False) -> None:
-        """Read a file, unless it was; ``root``: the folder that its module is imported from."""
+        """Read a file unless it was read before; ``root``: the folder from which its module is imported."""
         if self._seen.get(file, 2) <= is_deferred:
             return
         self._seen[file] = is_deferred
@@ -202,7 +202,7 @@ class _ProgramReader:
             self._imports_torch = self._imports_torch or (top == TORCH and not is_deferred)
 
     def _find_own_root(self, top: str) -> str | None:
-        """Return the folder that has the program's own module of this name; None if it has none."""
+        """Return the folder with the program's own module ``top``; None if ``top`` is not one of its own modules."""
         if next(source.import_files(top, self._sys_path_0), None):
             return self._sys_path_0
         if (spec := source.find_module(top, "")) is None:

@@ -119,7 +119,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
 
 
 def _known_profiles(profiles: Sequence[RankProfile], notes: Sequence[str]) -> list[RankProfile]:
-    """Return the profiles without the missing ones; raise LaunchError if none is left."""
+    """Return the profiles that were taken; raise LaunchError if there are none."""
     if all(each.missing_reason == STARTING for each in profiles) and JOB_ENDED_NOTE not in notes:
         raise LaunchError("the ranks have not started yet", "try again in a few seconds")
     known = [each for each in profiles if not each.missing_reason]

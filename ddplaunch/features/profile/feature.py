@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ProfileSide(NodeSide):
-    """Prepares the ranks for profiles."""
+    """The node side: prepares each rank so that it can be profiled."""
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide:
         return RankSide("features/profile/rank/profile_side", {})

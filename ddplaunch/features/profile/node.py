@@ -47,10 +47,10 @@ _NO_TORCH = {
 
 
 class RankProfiler:
-    """Takes one profile, from ``start`` until the last reply."""
+    """Takes one profile of this node's ranks, from ``start`` until the last reply."""
 
     def __init__(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        """``reply`` gets the profile of each rank, then None as the last."""
+        """``reply`` is called with the profile of each rank, then with None."""
         self._loop, self._ranks, self._reply = loop, ranks, reply
         self._serial, self._request = request.serial, request.payload
         self._deadline = time.monotonic() + request.timeout_s - _TRANSFER_S

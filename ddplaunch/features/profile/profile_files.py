@@ -55,7 +55,7 @@ def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:
 
 
 def _name(frame: Frame) -> str:
-    """Name a call: with its line in the user's code, so that lines can be distinguished; else without."""
+    """Return the name of a call with its file, and in the user's code also with the line."""
     where = f"{frame.file}:{frame.line}" if frame.own else PACKAGE_PATH.sub("", frame.file)
     return f"{frame.function} {where}"
 

@@ -64,7 +64,7 @@ class RankProfile(Struct, frozen=True):
             raise ValueError("a profile that contradicts itself")
 
     def with_clock_offset(self, offset_s: float, error: float) -> RankProfile:
-        """Return the profile by node 0's clock; the host's clock is ahead of that by ``offset_s`` ± ``error``."""
+        """Return the profile by node 0's clock; the host's clock is ahead of node 0's by ``offset_s`` ± ``error``."""
         began, known = max(self.began - offset_s, 0.0), None if error == math.inf else error
         return replace(self, began=began, error=known, clock_offset_s=offset_s)
 

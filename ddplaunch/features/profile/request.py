@@ -20,7 +20,7 @@ class ProfileReply(TaggedMessage, frozen=True):
 
 
 class ProfileJobRequest(Request[ProfileReply], frozen=True):
-    """Send the status, then the profile of each rank as it comes; the last reply ends it."""
+    """Request to profile a job: the replies are the status, then each rank's profile as it comes, then the end."""
 
     seconds: Seconds
     torch: bool = False  # with torch's own profiler

@@ -22,7 +22,7 @@ MAX_TIMEOUT_S = MAX_PROFILE_S + REPLY_MARGIN_S + TORCH_START_S
 
 
 class ProfileRequest(Struct, frozen=True):
-    """Profile the ranks for some seconds; ``torch``: also with torch's own profiler."""
+    """Request to profile the ranks for some seconds; ``torch``: also with torch's own profiler."""
 
     seconds: Seconds
     torch: bool = False
@@ -37,7 +37,7 @@ class ProfileRequest(Struct, frozen=True):
 
 
 class ProfileKind(Kind):
-    """Where all ranks spend their time; a part is the profile of one rank."""
+    """The rpc kind of profiles of all ranks; each part of the reply is the profile of one rank."""
 
     name, request, reply, timeout_s = "profile", ProfileRequest, RankProfile, MAX_TIMEOUT_S
     in_parts, busy_error = True, "this job is being profiled already"

@@ -47,7 +47,7 @@ class Placeholder(NamedTuple):
 
 
 def find_placeholder(match: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
-    """Return what a field in braces stands for; None if it is the user's.
+    """Return the placeholder that a field in braces stands for; None if the field is part of the user's text.
 
     ``own``: the program whose command has the field; "" for the ranks' program.
     """
@@ -131,7 +131,7 @@ def join_host_port(host: str, number: int) -> str:
 
 
 def variable_name(program: str, port: str, variable: str = ADDRESS_VARIABLE) -> str:
-    """The variable with an address, in all processes of the job."""
+    """Return the name of the variable with the address of a program, which all processes of the job have."""
     name = "_".join(filter(None, (program, port)))
     return variable.replace("NAME", name.upper().replace("-", "_"))
 
@@ -192,11 +192,11 @@ class ProgramAddresses:
                 held.close()
 
     def of(self, instance: str, port: str = "") -> tuple[str, int]:
-        """Return host and port; the port is 0 if the program has none."""
+        """Return host and port of an instance; the port is 0 if the program has none."""
         return self._known.get((instance, port), (LOOPBACK, 0))
 
     def text_of(self, instance: str) -> str:
-        """Return "host:port"; "" if the program has none."""
+        """Return the address of an instance as "host:port"; "" if the program has no port."""
         host, port = self.of(instance)
         return join_host_port(host, port) if port else ""
 
@@ -210,7 +210,7 @@ class ProgramAddresses:
         ]
 
     def fill(self, text: str, own: Instance | None) -> str:
-        """Replace the placeholders in a text of this program; ``own``: None for the ranks' program."""
+        """Replace the placeholders in a text of the instance ``own``; None: in a text of the ranks' program."""
 
         def find_addresses(placeholder: Placeholder) -> list[tuple[str, int]]:
             if placeholder.what == ALL:

@@ -48,7 +48,7 @@ class OtherPrograms(Feature):
         return configure_job(config, options)
 
     def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
-        """Leave out the imports where no ranks run."""
+        """Return a zygote plan without imports on a node that runs no ranks."""
         if not options[ProgramOptions].program:
             return zygote_plan
         from ddplaunch.core.zygote_plan import ZygotePlan

@@ -96,7 +96,7 @@ def format_gpus(indices: Sequence[int]) -> str:
 def _share(
     counts: Mapping[str, int | str], free: Sequence[int], visible: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Give each program the number of GPUs that it wants."""
+    """Return the GPUs for each program from the free ones: as many as it requests."""
     least = sum(each if isinstance(each, int) else 1 for each in counts.values())
     if least > len(free):
         wants = {**{name: len(taken) for name, taken in given.items()}, **counts}

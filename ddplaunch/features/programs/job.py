@@ -38,7 +38,7 @@ _LOST_SERVER = re.compile(
 
 
 class ProgramsJob(JobSide):
-    """Starts the programs of a job once the addresses of all are known, and ends the job when one fails."""
+    """The job side: starts the programs once the addresses of all are known, and ends the job when one fails."""
 
     def __init__(self, context: JobContext, programs: Programs) -> None:
         self._context, self._programs = context, programs
@@ -122,7 +122,7 @@ class ProgramsJob(JobSide):
         self._context.stop_attempt(StopCause(reason, None, code=code, of_program=True, details=details))
 
     def _on_main_done(self, name: str) -> None:
-        """Limit the time of the others once the first main is done, and the ranks have started."""
+        """Called when a main is done: limit the time of the other mains, once the ranks have started."""
         if not (self._first_done or self._is_done):
             self._first_done = name
             self._limit_mains()
@@ -159,7 +159,7 @@ class ProgramsJob(JobSide):
         return bool(self._mains_left)
 
     def holds_stop(self, signal: int) -> bool:
-        """Services live until the mains have ended: those of their own node, which waits for that, and all others."""
+        """Whether the job goes on although the ranks were stopped: services run until all mains have ended."""
         left = [each for each in self._placement.instances if each.spec.name in self._mains_left]
         services = {each.node for each in self._placement.instances if each.spec.kind == "service"}
         if not any(services - {each.node} for each in left):

@@ -35,7 +35,7 @@ KEYS = ("command", "target", *_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS)
 
 
 def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """Return the words of one ``run``, if its target is a job file. Raises UsageError."""
+    """Rewrite a command line whose target is a job file into the words of one ``run``. Raises UsageError."""
     try:
         end = end_of_options(words, known)
     except UsageError:  # the value of the last option is missing, which is reported later
@@ -57,7 +57,7 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
 
 
 def _separate(words: Sequence[str], known: Mapping[str, bool], path: str, name: str) -> list[str]:
-    """Return the words of a target; a ``:`` among its arguments does not separate programs. Raises UsageError."""
+    """Return the words of a target, with ``--`` before arguments that have the separator ``:``. Raises UsageError."""
     end = end_of_options(words, known)
     if end == len(words):
         raise UsageError(f"{path}: programs.{name}.target has no target", 'target = "train.py"')
@@ -66,7 +66,7 @@ def _separate(words: Sequence[str], known: Mapping[str, bool], path: str, name: 
 
 
 class JobFile:
-    """One job file."""
+    """A job file (TOML), which describes the programs of a job."""
 
     def __init__(self, path: str) -> None:
         """Read the file. Raises UsageError if that fails."""
@@ -120,7 +120,7 @@ class JobFile:
         return table
 
     def _place(self, name: str, key: str) -> str:
-        """Name a key in a message: "rl.toml:3: programs.vllm.kind"."""
+        """Return the place of a key for a message: "rl.toml:3: programs.vllm.kind"."""
         line = self._find_line((_TABLE, name), key)
         return f"{self._path}:{line}: " + ".".join(filter(None, (_TABLE, name, key)))
 

@@ -57,7 +57,7 @@ class GuardState(Enum):
 
 
 class LiveProgram(Struct):
-    """A program in the present attempt."""
+    """The state of a program in the current attempt."""
 
     spec: ProgramSpec
     state: ProgramState = ProgramState.WAITING
@@ -71,7 +71,7 @@ class LiveProgram(Struct):
 
 
 class Gate(NamedTuple):
-    """What the ranks wait for."""
+    """What the ranks wait for before they start: the programs that must be ready."""
 
     after: Collection[str]  # programs, also of other nodes
     target: str  # the name of the ranks' program in messages
@@ -79,7 +79,7 @@ class Gate(NamedTuple):
 
 
 class ProgramsMachine:
-    """The programs of one node, through all attempts."""
+    """The state machine for the programs of one node, through all attempts."""
 
     def __init__(self, specs: Sequence[ProgramSpec], gate: Gate) -> None:
         self.programs = [LiveProgram(spec) for spec in specs]
@@ -161,7 +161,7 @@ class ProgramsMachine:
             self._begin(now)
 
     def _begin(self, now: Now) -> None:
-        """Start what can start; no program of an earlier attempt is left."""
+        """Begin an attempt: start the programs that can start; those of earlier attempts have ended."""
         self.is_gate_open = self._failed = False
         self._main_signal = 0
         for program in self.programs:
@@ -176,7 +176,7 @@ class ProgramsMachine:
         self._continue(now)
 
     def _continue(self, now: Now) -> None:
-        """Go on with the stop, if there is one; start what can start."""
+        """Continue a stop that is under way, and start the programs that can start now."""
         if self._stopping:
             self._continue_stop(now)
         if self._finishing or Life.ATTEMPT in self._stopping or self._attempt < 0:
@@ -313,7 +313,7 @@ class ProgramsMachine:
         return program.life in self._stopping
 
     def _signal_mains(self, number: int, now: Now) -> None:
-        """Called when the ranks are being stopped: the mains get the same signal, the services go on."""
+        """Called when the ranks are being stopped: send the same signal to the mains; the services go on."""
         self._main_signal = number
         for index, program in enumerate(self.programs):
             if program.spec.kind != "main" or program.kill_at is not None:
@@ -338,7 +338,7 @@ class ProgramsMachine:
         self._continue_stop(now)
 
     def _continue_stop(self, now: Now) -> None:
-        """Ask the programs whose turn it is to end; when all have ended, kill the processes that they have left."""
+        """Send signals to the programs whose turn to stop has come; once all have ended, kill what they have left."""
         alive = [each for each in self.programs if self._is_stopped(each) and each.state in ALIVE]
         has_mains = any(each.spec.kind == "main" for each in alive)
         for number, program in enumerate(self.programs):
@@ -354,7 +354,7 @@ class ProgramsMachine:
                 self._sweep(life, max(0.0, left_s), now)
 
     def _signal(self, number: int, which: int, now: Now) -> None:
-        """Ask a program to end."""
+        """Send a signal to stop a program, and set the time at which it is killed."""
         program = self.programs[number]
         if program.state in (ProgramState.STARTING, ProgramState.READY):
             program.kill_at = now.mono + program.spec.grace_s
@@ -392,7 +392,7 @@ class ProgramsMachine:
         self._on_gone(life, now)
 
     def _on_gone(self, life: Life, now: Now) -> None:
-        """Called when nothing is left of the programs of a guard: end, or begin again."""
+        """Called when no process of a guard's programs is left: end, or begin the next attempt."""
         for number, program in enumerate(self.programs):
             if program.life is life:
                 self._deadlines.cancel(*((what, number) for what in ("ready", "kill", "stuck", "restart")))
@@ -407,7 +407,7 @@ class ProgramsMachine:
                 self._do(do.KillRemaining())
 
     def _on_guard_lost(self, life: Life, now: Now) -> None:
-        """A guard was killed, and its programs by their parent-death signal."""
+        """Called when a guard was killed, and with it its programs, by their parent-death signal."""
         self._was_guard_lost = True
         alive = [each.spec.name for each in self._of(life) if each.state is not ProgramState.ENDED]
         self._deadlines.cancel(("sweep", life))

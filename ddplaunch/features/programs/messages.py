@@ -1,4 +1,4 @@
-"""What nodes and node 0 send each other about the programs of a job."""
+"""The messages between node 0 and the other nodes about the programs of a job."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ddplaunch.core.messages import AttemptMessage, CheckRequest, FeatureMessage
 
 
 class HoldPorts(CheckRequest, FromNodeZero, frozen=True):
-    """Hold the ports of your programs: the reply is ``PortsHeld``, and ``CheckPassed`` once the ranks may start."""
+    """Request to hold the ports of a node's programs: the replies are ``PortsHeld`` and, later, ``CheckPassed``."""
 
 
 class HeldAddress(Struct, frozen=True):
     """The address of a port of a program."""
 
     program: Name
-    port: Name  # its name; "" is the one without a name
+    port: Name  # the name of the port; "" for the one without a name
     host: Name
     number: Count
 
 
 class PortsHeld(FeatureMessage, FromNode, frozen=True):
-    """This node holds these ports for its programs."""
+    """Reply to ``HoldPorts``: the ports that this node holds for its programs."""
 
     attempt: Count
     addresses: tuple[HeldAddress, ...]
 
 
 class StartPrograms(AttemptMessage, FromNodeZero, frozen=True):
-    """Start your programs; these are the addresses of all."""
+    """Request to start the programs of a node, with the addresses of all programs of the job."""
 
     addresses: tuple[HeldAddress, ...]
     run_id: RunId
@@ -56,7 +56,7 @@ class ProgramFailed(FeatureMessage, FromNode, frozen=True):
 
 
 class StopMains(AttemptMessage, FromNodeZero, frozen=True):
-    """The ranks were stopped with this signal: stop your mains too, but not yet the services."""
+    """Request to stop the mains of a node with the signal that stopped the ranks; its services go on for now."""
 
     signal: Signal
 

@@ -71,7 +71,7 @@ REPORTED_LINES = 10  # the last ones of a program that has failed
 
 
 class Guard:
-    """A zygote for programs with one ``Life``, which it adds to the events that it passes on."""
+    """The zygote for the programs with one ``Life``: passes its events on to the runner together with this ``Life``."""
 
     def __init__(self, runner: ProgramRunner, life: Life, zygote: ZygoteClient) -> None:
         self._runner, self._life, self.zygote = runner, life, zygote
@@ -82,7 +82,7 @@ class Guard:
 
 
 class ProgramRunner(NodeSide):
-    """Runs all programs of this node: those of the job are all on node 0."""
+    """The node side: runs the programs of this node."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ProgramRunner(NodeSide):
         self._close()
 
     def on_signal_after_end(self) -> bool:
-        """Kill them without the rest of the grace; return False if there is nothing left to kill."""
+        """Called on a signal after the job's end: kill the programs at once; return False if none is left to kill."""
         if self._machine.is_over or not self._guards:
             return False
         self._post(ev.KillRequested())
@@ -179,7 +179,7 @@ class ProgramRunner(NodeSide):
 
     @property
     def is_gate_open(self) -> bool:
-        """Whether all is ready that the ranks wait for."""
+        """Whether all programs that the ranks wait for are ready."""
         return self._machine.is_gate_open
 
     def list_addresses(self) -> list[tuple[str, str, str, int]]:
@@ -211,7 +211,7 @@ class ProgramRunner(NodeSide):
     # --------------------------------------------------------------------------------------------------------- events
 
     def _post(self, event: ev.Event) -> None:
-        """Have the machine handle an event, and execute what follows from it."""
+        """Pass an event to the machine, and execute the commands that it returns."""
         for command in self._machine.on(event, Now(time.monotonic(), time.time())):
             self._execute(command)
         self._timer.set(self._machine.wake_at())
@@ -247,7 +247,7 @@ class ProgramRunner(NodeSide):
         self._post(ev.ProgramExited(number, code, "".join(self._last_lines(number, 1)).strip()))
 
     def _is_of_option(self, number: int) -> bool:
-        """Whether it is a sidecar of ``--sidecar`` or ``--tensorboard``."""
+        """Whether a program is a sidecar of ``--sidecar`` or ``--tensorboard``."""
         return number >= len(self._specs) - self._sidecar_count
 
     def _last_lines(self, number: int, count: int) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ class ProgramRunner(NodeSide):
             self._post(ev.ConditionMet(number))
 
     def _on_output(self, number: int) -> None:
-        """Look for what a program prints when it is ready; show its URL once it has printed that."""
+        """Called on output of a program: search it for the line that makes the program ready, and for its URL."""
         name, condition = self._specs[number].name, self._specs[number].condition
         if condition.kind == "line" and self._machine.programs[number].state is ProgramState.STARTING:
             self._on_ready_line(number, condition.what.encode())
@@ -413,7 +413,7 @@ class ProgramRunner(NodeSide):
                 self._streams.close_source(program.spec.name)
 
     def _on_bug(self) -> None:
-        """Called after an exception in one of the callbacks, from which on none is called."""
+        """Called once after an exception in a callback: from then on no callback is called."""
         if self._programs and not self._finishing:
             reason = "the other programs of the job were stopped by a bug in ddplaunch"
             self._send(ProgramFailed(self._attempt, EXIT_SOFTWARE, reason))

@@ -18,11 +18,11 @@ class Instance(NamedTuple):
     spec: ProgramSpec  # its name is unique: "infer", or "infer.0" of several; ``after`` has such names
     program: str
     node: int
-    position: int  # among those of its program
+    position: int  # index among the instances of the program
 
 
 class Placement(NamedTuple):
-    """All processes of a job beside its ranks. Nodes are numbered by --node-rank; those with ranks come first."""
+    """The nodes of all processes beside the ranks, by --node-rank; the nodes with ranks come first."""
 
     instances: tuple[Instance, ...]
     gate: tuple[str, ...]  # the instances that the ranks wait for
@@ -35,13 +35,13 @@ class Placement(NamedTuple):
         return [each for each in self.instances if each.node == node]
 
     def nearest(self, program: str, node: int) -> str:
-        """Return the name of the instance that others on this node use: the one here, else the first."""
+        """Return the name of the instance of a program that others on this node use: the one here, else the first."""
         found = self.of(program)
         return next((each for each in found if each.node == node), found[0]).spec.name if found else program
 
 
 def place_programs(programs: Programs, nnodes: int) -> Placement:
-    """Give each program its nodes: those of its own follow the nodes with ranks, in the order of the programs.
+    """Assign nodes to each program; nodes for one program alone follow the nodes with ranks, in the order of programs.
 
     Raises UsageError if the job has not as many nodes as that takes.
     """
@@ -73,7 +73,7 @@ class NodeGroup(NamedTuple):
 
     program: str
     nodes: int
-    gpus: int  # on each
+    gpus: int  # on each node
 
 
 def group_nodes(programs: Programs, nnodes: int, gpus_per_node: int) -> list[NodeGroup]:
@@ -104,7 +104,7 @@ def _count_nodes_with_ranks(programs: Programs, nnodes: int) -> int:
 
 
 def _list_places(spec: ProgramSpec, nodes: list[int]) -> list[int]:
-    """Return the node of each of its processes."""
+    """Return the node of each process of a program."""
     return [node for node in nodes for _ in range(spec.count)]
 
 

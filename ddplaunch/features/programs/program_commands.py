@@ -12,7 +12,7 @@ from ddplaunch.core.node.commands import ShowNote as ShowNote
 
 
 class Life(Enum):
-    """How long the programs of a guard live: a zygote of their own, which kills what is left of them."""
+    """How long programs live; each value has its own guard, a zygote that kills what these programs leave behind."""
 
     JOB = "job"  # sidecars
     ATTEMPT = "attempt"  # mains and services
@@ -31,7 +31,7 @@ class Spawn(ProgramCommand, frozen=True):
 
 
 class Probe(ProgramCommand, frozen=True):
-    """Look for what shows that the program is ready, as a reply at its port."""
+    """Check at intervals whether the program is ready, for example by a request to its port."""
 
     number: int
 
@@ -66,13 +66,13 @@ class ReportFailure(ProgramCommand, frozen=True):
 
 
 class ReportMainDone(ProgramCommand, frozen=True):
-    """A main has ended with 0."""
+    """Report that a main has ended with exit code 0."""
 
     number: int
 
 
 class ReportMainEnded(ProgramCommand, frozen=True):
-    """A main has ended with another code, or is not started any more."""
+    """Report that a main has ended with another exit code, or is not started any more."""
 
     number: int
 

@@ -31,7 +31,7 @@ RANK_VARIABLES = frozenset(
 
 
 class ProgramJobs:
-    """The programs of one node."""
+    """Builds what each program of one node is started with: its words, variables, GPUs and ports."""
 
     def __init__(self, context: FeatureContext, programs: Programs | None, sidecars: Sequence[ProgramSpec]) -> None:
         """``programs``: None where there are only sidecars, of ``--sidecar`` and ``--tensorboard``."""
@@ -57,7 +57,7 @@ class ProgramJobs:
         self._gpu_variables: dict[str, Mapping[str, str]] = {}
 
     def plan_programs(self, options: Options) -> Iterator[ProgramPlanned]:
-        """Find the GPUs of each program, without which the ranks were planned (``Feature.adjust_spec``); once."""
+        """Assign each program its GPUs, which the plan of the ranks leaves out (``Feature.adjust_spec``); done once."""
         if self._programs is None or self.addresses is None or self._gpu_variables:
             return
         hardware, target = read_hardware(), self._programs.target if self.has_ranks else None
@@ -69,7 +69,7 @@ class ProgramJobs:
             yield ProgramPlanned(spec.name, spec.kind, format_gpus(indices), self.addresses.text_of(spec.name))
 
     def plan_elsewhere(self) -> Iterator[ProgramPlanned]:
-        """Yield the programs of other nodes, on node 0: `ps` and the report of the run show them."""
+        """On node 0, yield the programs of other nodes, which `ps` and the report of the run show."""
         for name, spec in self.elsewhere.items() if self._node == 0 else ():
             yield ProgramPlanned(name, spec.kind, "", self.addresses.text_of(name) if self.addresses else "")
 
@@ -79,7 +79,7 @@ class ProgramJobs:
         return {name: value for name, value in self._environ.items() if name not in left_out}
 
     def complete_rank(self, job: RankJob) -> None:
-        """Fill in the addresses in the words and variables of a rank."""
+        """Replace the placeholders in the words of a rank, and add the variables with the addresses."""
         if self._programs and self.addresses:
             fill = self.addresses.fill
             job["args"] = [fill(word, None) for word in job["args"]]
@@ -93,7 +93,7 @@ class ProgramJobs:
         return os.path.join(os.path.expanduser(self.specs[number].cwd), filled)
 
     def _world_words(self, own: Instance) -> list[str]:
-        """Return the first words of a program that is a target with ranks of its own: its part of a further run."""
+        """Return the first words of a program that has ranks of its own: those of a further ``ddplaunch run``."""
         # It is no task of the batch job, whose variables it inherits.
         words = [sys.executable, "-m", "ddplaunch", "run", "--cluster", "none"]
         words += ["--run-id", f"{self.run_id}.{own.program}"[-MAX_NAME:]]

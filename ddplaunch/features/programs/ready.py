@@ -1,4 +1,4 @@
-"""Looks once in a while whether a program is ready, without ever blocking the launcher."""
+"""Checks at intervals whether a program is ready, without ever blocking the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_STATUS_LINE = 4096  # bytes
 
 
 class ReadyProbe:
-    """Calls ``on_ready`` once, when the condition is met; ``close`` ends it. Proxies are not used."""
+    """Checks a condition at intervals, and calls ``on_ready`` once it is met; ``close`` ends this. Uses no proxies."""
 
     def __init__(
         self, loop: EventLoop, condition: Condition, address: tuple[str, int], on_ready: Callable[[], object]
@@ -74,7 +74,7 @@ class ReadyProbe:
         self._loop.watch_fd(self._socket.fileno(), self._on_reply)
 
     def _on_reply(self) -> None:
-        """Read the first line of the reply: only a status of 200 to 299 is ready, no redirect."""
+        """Read the status line of a reply: the program is ready at a status of 200 to 299, not at a redirect."""
         assert self._socket
         try:
             data = self._socket.recv(MAX_STATUS_LINE)

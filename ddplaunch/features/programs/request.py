@@ -13,13 +13,13 @@ class ServiceAddress(Struct, frozen=True):
     """The address of one process of a program; those of several come in their order."""
 
     program: Name
-    port: Name  # its name; "" is the one without a name
+    port: Name  # the name of the port; "" for the one without a name
     host: Name
-    number: Count  # 0: it has no port
+    number: Count  # of the port; 0: the program has no port
 
 
 class Services(Struct, frozen=True):
-    """The programs of a job; ``is_ready``: whether those are ready that its own ranks wait for."""
+    """The programs of a job; ``is_ready``: whether the programs that its ranks wait for are ready."""
 
     is_ready: bool
     addresses: tuple[ServiceAddress, ...] = ()

@@ -33,7 +33,7 @@ POLL_INTERVAL_S = 0.25
 
 
 def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """Return the words of a ``run`` with the addresses that ``--services`` stands for. Raises UsageError."""
+    """Return the words of a ``run`` with the addresses of the job that ``--services`` names. Raises UsageError."""
     end = end_of_options(words, known)
     at = next((number for number, word in enumerate(words[:end]) if option_name(word) == OPTION), None)
     if at is None:
@@ -57,7 +57,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
 
 
 def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
-    """Ask the job for the addresses, once its programs are ready; without end, as it ends a wait by itself."""
+    """Return the addresses of a job's programs once they are ready; no timeout, as the job limits this time itself."""
     path, is_noted = find_running(run).path, False
     while not (reply := client.send_request(path, ListServices())).is_ready:
         if not is_noted:
@@ -70,7 +70,7 @@ def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
 
 
 def _find_addresses(placeholder: Placeholder, addresses: Sequence[ServiceAddress], run: str) -> list[tuple[str, int]]:
-    """Return host and port of the processes that a placeholder means."""
+    """Return host and port of each process to which a placeholder refers."""
     of_port = [other for other in addresses if (other.program, other.port) == (placeholder.program, placeholder.port)]
     if placeholder.what != "host" and not any(other.number for other in of_port):
         ports = {other.port for other in addresses if other.program == placeholder.program and other.number}

@@ -43,7 +43,7 @@ class SidecarExited(StoredEvent, frozen=True):
 
 
 class UrlPattern(NamedTuple):
-    """How a program announces its URL. What it prints before that is shown only if it fails."""
+    """The pattern of the line with a program's URL; output before that line is shown only if the program fails."""
 
     title: str
     line: re.Pattern[bytes]
@@ -105,7 +105,7 @@ def _tensorboard_sidecar(logdir: str) -> ProgramSpec:
 
 
 def _unique_name(program: str, others: Sequence[ProgramSpec]) -> str:
-    """Return the prefix of its lines: the program's name, numbered from the second one on."""
+    """Return an unused name for a sidecar: the program's file name, numbered from the second one on."""
     base = os.path.basename(program)
     taken = {other.name for other in others}
     names = (base if count == 1 else f"{base}-{count}" for count in range(1, len(taken) + 2))

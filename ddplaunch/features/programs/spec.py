@@ -67,7 +67,7 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     @property
     def outlives_attempts(self) -> bool:
-        """Whether it goes on when the ranks start again."""
+        """Whether the program keeps running when the ranks are restarted."""
         return self.kind == "sidecar"
 
     @property
@@ -82,17 +82,17 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     @property
     def has_fixed_nodes(self) -> bool:
-        """Whether it needs a job with a fixed number of nodes."""
+        """Whether the program needs a job with a fixed number of nodes."""
         return bool(self.nodes or self.each_node or self.beside)
 
     @property
     def shown_command(self) -> tuple[str, ...]:
-        """Its command, as users know it."""
+        """The command of the program, as users know it."""
         return ("ddplaunch", "run", *self.command) if self.is_world else self.command
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts in which placeholders are replaced."""
+        """The texts of the program in which placeholders are replaced."""
         return (*self.command, *self.env.values())
 
 
@@ -127,7 +127,7 @@ def decode_programs(texts: Sequence[str], target_name: str) -> Programs | None:
 
 
 def encode_program(spec: ProgramSpec) -> str:
-    """Return the word of a command line that stands for a program."""
+    """Return the word ``--program=JSON`` that describes a program on a command line."""
     return f"--program={msgspec.json.encode(spec).decode()}"
 
 

@@ -129,7 +129,7 @@ def configure_job(config: JobConfig, options: Options) -> JobConfig:
 
 
 def is_without_ranks(options: Options, plan: Plan) -> bool:
-    """Whether this node only runs programs."""
+    """Whether this node runs programs but no ranks."""
     programs = _read_programs(options, "")
     own = sum(each.nodes for each in programs.beside) if programs else 0
     return bool(own) and plan.node_rank >= options[Nodes].nnodes[1] - own

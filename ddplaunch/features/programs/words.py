@@ -58,7 +58,7 @@ _EXAMPLE = "ddplaunch run --command vllm serve MODEL --port {port} : train.py --
 
 
 def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """Return the words of one ``run``. Raises UsageError.
+    """Rewrite a command line with several programs into the words of one ``run``. Raises UsageError.
 
     ``known``: every spelling of every option of that command, and whether it takes a value.
     """
@@ -167,7 +167,7 @@ def _unknown_option(name: str, known: Mapping[str, bool]) -> UsageError:
 
 
 def _read_target(part: Sequence[str], known: Mapping[str, bool]) -> tuple[ProgramSpec, list[str]]:
-    """Return what the part names of the ranks' program, and its other words."""
+    """Read the part with the target: return what it sets for the ranks' program, and its other words."""
     grammar = {**known, **TARGET_OPTIONS}
     end = end_of_options(part, grammar)
     reader, left = SpecReader(lambda key: f"--{key}"), list[str]()

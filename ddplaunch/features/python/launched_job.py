@@ -201,7 +201,7 @@ class LaunchedJob:
             raise self._start_error
 
     def _run(self) -> None:
-        """The thread: start the launcher and read its output; the launcher ends when this thread does."""
+        """Body of the thread: start the launcher and read its output; the launcher ends when this thread does."""
         command = [*python_command(sys.executable, _LAUNCHER), str(os.getpid()), self.folder, "run", "--log-json"]
         try:
             self._process = subprocess.Popen(
@@ -261,7 +261,7 @@ class LaunchedJob:
                 number = signal.SIGINT
 
     def set_note_handler(self, on_note: Callable[[int, str], bool]) -> None:
-        """Set a handler for the launcher's notes, with its pid; a note is not printed if it returns True."""
+        """Set a function that gets the launcher's pid and each of its notes; True: the note is not printed."""
         self.printer.on_note = lambda text: on_note(self._process.pid if self._process else 0, text)
 
     def flush(self) -> None:
@@ -295,12 +295,12 @@ class LaunchedJob:
             return ""
 
     def remove_dir(self) -> None:
-        """Remove the folder; mapped files stay valid as long as they are used."""
+        """Remove the folder of the job; mapped files stay valid as long as they are used."""
         self.end_socket.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def results(self, call: int) -> list[Any]:
-        """The results of the ranks, in order; only of this node's, if other nodes were started separately.
+        """Return the results of a call by rank; only those of this node, if other nodes were started separately.
 
         Raises LaunchError if a rank ended without returning.
         """

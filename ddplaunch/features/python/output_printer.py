@@ -61,7 +61,7 @@ class OutputPrinter:
         self._on_mark(name, math.inf)
 
     def wait_for_mark(self, number: int, seconds: float) -> bool:
-        """Wait until the mark with this number has arrived on both streams, or they have ended."""
+        """Wait until the mark with this number has arrived on stdout and stderr, or these have ended."""
         with self._marks_changed:
             return self._marks_changed.wait_for(lambda: min(self._last_marks.values()) >= number, seconds)
 

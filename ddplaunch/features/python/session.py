@@ -127,7 +127,7 @@ class Session:
             self._close_ranks()
 
     def _is_in_fork(self) -> bool:
-        """Whether this is a fork of the process that uses the session: its ranks, and lock, are that process's."""
+        """Whether this process is a fork of the one that uses the session, to which the ranks and the lock belong."""
         return self._owner not in (None, os.getpid())
 
     def _close_ranks(self) -> None:
@@ -218,7 +218,7 @@ class _SessionRanks:
             self._connections[rank] = connection
 
     def _wait(self, sockets: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
-        """Wait until a socket is readable, and return those that are; none at the deadline. Raises if the job ends."""
+        """Wait until sockets are readable, and return these; return none at the deadline. Raises if the job ends."""
         __tracebackhide__ = True
         with selectors.DefaultSelector() as selector:
             for each in (*sockets, self._job.end_socket):

@@ -1,4 +1,4 @@
-"""The files of launchers that have, or wait for, something of this machine: its GPUs, its CPUs, a place for a run.
+"""Claim files of launchers: each has what its launcher holds or waits for: GPUs, CPUs, or a place for a run.
 
 Each launcher has a file of its own, and holds a lock on it (flock(2)) until it ends, however it ends: a file without a
 lock is left over, and counts for nothing. ``Claims.lock`` guards all decisions. Files are only ever opened for reading
@@ -33,7 +33,7 @@ GUARD_TIMEOUT_S = 60.0
 
 
 class Claim(Struct, frozen=True):
-    """What a launcher has, or waits for."""
+    """The GPUs, CPUs or place for a run that a launcher has on this machine, or waits for."""
 
     queue: TextLine  # "gpus": those of one queue wait in one order
     what: TextLine  # in words, "2 free GPUs"
@@ -44,7 +44,7 @@ class Claim(Struct, frozen=True):
 
 
 class ClaimFile(Struct, frozen=True):
-    """A claim with its file, whose name has the moment of its arrival: files in order of their names are a queue."""
+    """A claim with its file, whose name has the time of its arrival: the files in order of that time are a queue."""
 
     name: str
     user: str
@@ -60,7 +60,7 @@ class ClaimFile(Struct, frozen=True):
 
 
 class OwnClaim:
-    """The file of this process, which holds its lock."""
+    """The claim file of this process, which keeps the file locked."""
 
     def __init__(self, folder: str, fd: int, name: str) -> None:
         self._folder, self._fd, self.name = folder, fd, name
@@ -71,14 +71,14 @@ class OwnClaim:
         return _order(self.name) <= other.order
 
     def grant(self, claim: Claim) -> None:
-        """Write what this process has now; only while the claims are locked."""
+        """Write to the file what this process has got; may be called only while the claims are locked."""
         _write(self._fd, claim)
         name = self.name.replace(f"{PREFIX}.wait.", f"{PREFIX}.has.", 1)
         os.rename(os.path.join(self._folder, self.name), os.path.join(self._folder, name))
         self.name = name
 
     def release(self) -> None:
-        """Remove the file; what it says counts no more."""
+        """Remove the claim file, which ends the claim."""
         if self._fd >= 0:
             with suppress(OSError):
                 os.unlink(os.path.join(self._folder, self.name))
@@ -91,14 +91,14 @@ class OwnClaim:
 
 
 class Claims:
-    """The files of a folder."""
+    """The claim files in a folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of all decisions. Raises LaunchError if the file fails, or stays locked."""
+        """Hold the lock under which launchers change claims. Raises LaunchError if the file fails, or stays locked."""
         fd = self._open_guard()
         deadline = time.monotonic() + GUARD_TIMEOUT_S
         try:

@@ -43,11 +43,11 @@ def complete_spec(
     keep: Callable[[OwnClaim], None],
     on_next: Callable[[PlanSpec], None],
 ) -> PlanSpec:
-    """Return the planner's input with the GPUs that were reserved; ``keep`` gets the objects that hold them.
+    """Return the planner's input with the GPUs that were reserved; ``keep`` is called with each reservation to hold.
 
     ``on_next`` is called when the run waits as the next in line, with what it would be on the first GPUs.
 
-    A dry run reserves nothing and chooses those that are free now. Raises UsageError.
+    A dry run reserves nothing and chooses GPUs that are free now. Raises UsageError.
     """
     count, jobs, wait_s = parse_free_gpus(spec.gpus), options[Reservations].jobs, options[Reservations].wait
     if is_remote:  # each host chooses its own
@@ -126,7 +126,7 @@ def _open_claims() -> Claims:
 
 
 def _jobs_need(jobs: str, spec: PlanSpec) -> Need:
-    """Return the place, or the CPUs, that a job needs which has no GPUs of its own."""
+    """Return the need of a job that has no GPUs of its own: a place, or CPUs."""
     if jobs != AUTO:
         return CountedNeed(f"jobs-{os.geteuid()}", f"a place (--jobs {jobs})", 1, int(jobs))
     cpu = read_cpu("/sys")
@@ -175,7 +175,7 @@ def _format_place(before: int) -> str:
 
 
 def _too_few(error: NotFree, wait_s: float | None) -> UsageError:
-    """Print who has what is needed, and return the error."""
+    """Print which processes have what the run needs, and return the error."""
     need, files = error.need, error.files
     waited = "" if wait_s is None else f" after {format_duration(wait_s)}"
     before = f", and {format_count(error.before, 'run')} that came first wait{'s' * (error.before == 1)}"

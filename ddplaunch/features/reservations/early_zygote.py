@@ -31,7 +31,7 @@ class EarlyZygote:
     unavailable_reason: str | None = None
 
     def __init__(self, start: ZygoteStart) -> None:
-        """Start it. Raises OSError if there can be no more processes."""
+        """Start the zygote. Raises OSError if there can be no more processes."""
         self._config, self._environment, _ = start
         waiting: ZygoteConfig = {**start.config, "server": {"file": _SERVER, "settings": None}}
         self._zygote: tuple[OwnZygote, socket.socket] | None = spawn_own_zygote(start._replace(config=waiting))
@@ -60,7 +60,7 @@ class EarlyZygote:
         return None
 
     def _reads_other_variable(self, environment: Mapping[str, str]) -> bool:
-        """Whether native code may have read a variable that is another one now; the zygote knows what Python reads."""
+        """Whether native code may have read a variable that has changed since; the zygote knows what Python reads."""
         before = self._environment
         others = [name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)]
         return any(re.fullmatch(self._config["native_reads"], name) for name in others)

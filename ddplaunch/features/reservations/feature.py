@@ -42,7 +42,7 @@ class ReserveDevices(Feature):
         return complete_spec(options, spec, is_remote=is_remote, keep=self._keep, on_next=start_early)
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
-        """Return what has started a zygote while the run waited."""
+        """Return the source of the zygote that was started while the run waited."""
         return self._early
 
     def check(self, options: Options, plan: Plan) -> Iterable[str]:

@@ -64,7 +64,7 @@ class GpuNeed(Need):
         return len(self._gpus)
 
     def choose(self, taken: Mapping[str, ClaimFile]) -> tuple[str, ...] | None:
-        """Return the GPUs to take; they are read again if that may find others."""
+        """Return the GPUs to take; the state of all GPUs is read again if more may be free by now."""
         unclaimed = [unit for unit in self.units if unit not in taken]
         if len(unclaimed) < self._count:
             return None
@@ -79,7 +79,7 @@ class GpuNeed(Need):
         return tuple(free[index] for index in chosen) if chosen else None
 
     def indices(self, units: Sequence[str]) -> list[int]:
-        """Return the indices of GPUs by their names."""
+        """Return the indices of the GPUs with these addresses."""
         return sorted(gpu.index for gpu in self._gpus if gpu.address in units)
 
     def count_free(self, files: Sequence[ClaimFile]) -> int:
@@ -88,7 +88,7 @@ class GpuNeed(Need):
         return sum(gpu.address not in taken and is_idle(gpu) for gpu in self._gpus)
 
     def describe_users(self, files: Sequence[ClaimFile]) -> Iterator[str]:
-        """Yield a line for those who have GPUs: user, program and PID, memory, since when."""
+        """Yield a line for each user of GPUs: user name, program and PID, memory, since when."""
         taken, lines = units_taken(files), dict[str, list[int]]()
         for gpu in self._gpus:
             if text := _describe_user(gpu, taken.get(gpu.address)):

@@ -1,4 +1,4 @@
-"""Reserves something of this machine, in order of arrival."""
+"""Reserves GPUs, CPUs or places for runs on this machine, in order of arrival."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Need(ABC):
 
 
 class NotFree(LaunchError):
-    """Too few are free, and the time to wait is over."""
+    """Raised when too few units are free, and the time to wait is over."""
 
     def __init__(self, need: Need, files: Sequence[ClaimFile], before: int) -> None:
         super().__init__(f"{need.what}: not free")
@@ -41,9 +41,9 @@ class NotFree(LaunchError):
 def reserve(
     claims: Claims, need: Need, wait_s: float | None, on_wait: Callable[[int, Sequence[ClaimFile]], None]
 ) -> tuple[OwnClaim, tuple[str, ...]]:
-    """Reserve what is needed; return the claim, which holds as long as this process, and the units.
+    """Reserve what ``need`` names; return the claim, which lasts as long as this process, and the reserved units.
 
-    ``wait_s``: how long to wait for it; ``on_wait`` is called with the number of launchers that are served before, and
+    ``wait_s``: how long to wait; ``on_wait`` is called with the number of launchers that are served before, and
     all claims, when that may have changed. Raises NotFree.
     """
     deadline = time.monotonic() + (wait_s or 0)
@@ -75,7 +75,7 @@ def reserve(
 
 
 def _waiting_before(files: Sequence[ClaimFile], own: OwnClaim | None, need: Need) -> list[ClaimFile]:
-    """Return the claims of launchers that wait for some of the same, and have arrived before this one."""
+    """Return the claims of launchers that wait for some of the same units, and have arrived before this one."""
     return waiting_for([each for each in files if not (own and own.precedes(each))], need.units)
 
 

@@ -54,7 +54,7 @@ def attach(job: str | None) -> int:
 
 
 def _find_elsewhere(word: str | None, known: SubmittedJob | None) -> RemoteJob | None:
-    """Return the job that is meant, if it was submitted on a login node; ``known``: the one that was submitted here."""
+    """Return the job to attach to, if it was submitted on a login node; ``known``: the job submitted here, if any."""
     jobs = [each for each in list_remote_jobs() if each.is_submitted]
     if word is None:
         return next((each for each in jobs[:1] if known is None or known.moment < each.began), None)

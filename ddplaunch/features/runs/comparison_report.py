@@ -85,7 +85,7 @@ def _last_line_with_number(name: str) -> str:
 
 
 def differences(runs: Sequence[ComparedRun]) -> list[Row]:
-    """List what differs between what the runs were."""
+    """Return a row for each difference between runs: arguments, folder, code, versions, machines."""
     flags = {name for name, takes in spellings(PARAMS).items() if not takes}
     provenance = [each.provenance for each in runs]
     rows = [*compare_arguments([each.record.argv[2:] for each in runs], flags)]
@@ -134,7 +134,7 @@ def print_comparison(runs: Sequence[ComparedRun], across: int | None) -> Iterato
 
 
 def notes_on(runs: Sequence[ComparedRun], differs: Sequence[object]) -> list[str]:
-    """Return sentences on what the table of differences does not have."""
+    """Return sentences on gaps in the table of differences: what is not recorded, or that nothing differs."""
     unknown = [each.record.run for each in runs if each.provenance is None]
     notes = [f"commit and versions of {join_names(unknown)} are not recorded"] if unknown else []
     if not differs:

@@ -39,7 +39,7 @@ def wait_for_job(job: SubmittedJob, word: str) -> int:
 
 
 def _query(job: SubmittedJob, which: JobId, scheduler: Scheduler) -> tuple[str, int | None]:
-    """Return the state in words, and the exit code once all has ended; the scheduler may know it from before."""
+    """Return the state of a job in words, and its exit code once all of it has ended."""
     if which.index == "":
         job = submitted_jobs.find_job(job.number) or job  # each query stores the ends of indices
         return query_array(job)[:2]

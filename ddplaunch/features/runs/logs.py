@@ -252,7 +252,7 @@ def _output_chunks(run: FoundRun, ranks: Sequence[int], follow: bool, part: Part
 def _stored_if_ended(
     run: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: Part
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the same pieces; if the job has ended since it was found, its stored output."""
+    """Yield the pieces of live output; if the job has ended since it was found, yield its stored output."""
     try:
         yield from pieces
     except JobEnded:
@@ -278,7 +278,7 @@ def parse_moment(text: str, now: float) -> float:
 
 
 def _explain_if_empty(run: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Yield the same pieces; if there are none, print why."""
+    """Yield the pieces of output unchanged; if there are none, print why."""
     if first := next(pieces, None):
         yield from chain([first], pieces)
     elif run.record and run.record.world_size == 1:

@@ -20,7 +20,7 @@ class OutputChunk(TaggedMessage, frozen=True):
 
 
 class TailOutputRequest(Request[OutputChunk], frozen=True):
-    """Send the status, then the last output of these ranks of this node; ``follow``: and their output from then on.
+    """Request for the last output of these ranks of this node; ``follow``: also for their output from then on.
 
     No ranks means all ranks. Of the earlier output, ``lines`` limits it to the last lines (0: all), and ``since`` to
     what came since a moment.
@@ -60,7 +60,7 @@ class ProgramOutput(TaggedMessage, frozen=True):
 
 
 class ProgramOutputRequest(Request[ProgramOutput], frozen=True):
-    """Send the last output of a program, also of one that has ended; ``follow``: and its output from then on.
+    """Request for the last output of a program, also of an ended one; ``follow``: also for its output from then on.
 
     ``lines``: at first its last lines alone (0: all).
     """

@@ -43,7 +43,7 @@ class GitState(Struct, frozen=True):
 
 
 class Provenance(Struct, frozen=True):
-    """What a run was on one node; None where it is unknown."""
+    """The provenance of a run on one node: versions, GPUs, commit and others; None where it is unknown."""
 
     host: Name
     python: Name
@@ -58,17 +58,17 @@ class Provenance(Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """The commit in words."""
+        """The commit as text, or why it is unknown."""
         return str(self.git) if self.git else f"commit unknown: {self.git_error}" if self.git_error else ""
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions that matter first, by name."""
+        """The known versions of Python, torch, CUDA and the driver, by name."""
         named = {"Python": self.python, "torch": self.torch, "CUDA": self.cuda, "driver": self.driver}
         return {name: version for name, version in named.items() if version}
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines for the report."""
+        """Yield the lines on commit and versions for the report."""
         yield from filter(None, [self.code])
         yield ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
@@ -78,7 +78,7 @@ def provenance_path(run: str, node_rank: int, suffix: str = ".json") -> str:
 
 
 def read_provenance(run: str, node_rank: int = 0) -> Provenance | None:
-    """Read what a run was on one node; None if that is not recorded."""
+    """Read the provenance of a run on one node; None if it is not recorded."""
     return read_provenance_file(provenance_path(run, node_rank))
 
 

@@ -1,4 +1,4 @@
-"""The process that writes what a run was: versions, packages, variables, commit and changes. Standard library only.
+"""The process that writes the provenance of a run: versions, packages, variables, commit. Standard library only.
 
 The launcher starts it when the ranks run: git may be slow, or hang on a network disk. It writes NAME.json twice, first
 without git, and NAME.diff. SIGTERM, the end of the launcher or ``GIT_TIMEOUT_S`` end git, and the file says so.
@@ -66,17 +66,17 @@ DIFF = (
 
 
 class GitFailed(Exception):
-    """git is missing, takes too long, or refuses."""
+    """Raised when git is missing, takes too long, or refuses the command."""
 
 
 class Git:
-    """git in one folder, until a deadline."""
+    """Runs git commands in one folder, until a deadline."""
 
     def __init__(self, folder: str, deadline: float, parent: int) -> None:
         self._folder, self._deadline, self._parent = folder, deadline, parent
 
     def run(self, *words: str, limit: int = MAX_LIST) -> tuple[bytes, bool]:
-        """Return its output, and whether that was cut; raise GitFailed."""
+        """Run git; return its output, and whether the output was cut off; raise GitFailed."""
         import selectors  # most of the time that this process takes, and only for what is in a repository
         import subprocess
 

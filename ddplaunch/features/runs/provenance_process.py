@@ -1,4 +1,4 @@
-"""Starts the process that records what a run was, once its ranks run, and waits for it at the end of the run."""
+"""Starts the process that records the provenance of a run, once its ranks run; waits for it at the end of the run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ProvenanceProcess:
     """The process of one run on one node: it takes some 50 ms of CPU time, beside the ranks and at a lower priority."""
 
     def __init__(self, environ: Mapping[str, str], loop: IsolatedLoop) -> None:
-        """``environ``: of the ranks, without what the launcher adds."""
+        """``environ``: the environment of the ranks, without the variables that the launcher adds."""
         self._environ, self._loop = environ, loop
         self._child: child_processes.ChildProcess | None = None
         self._pidfd = -1
 
     def start(self, plan: Plan, path: str) -> None:
-        """Start it. It writes files whose names begin with ``path``; nothing if it cannot be started."""
+        """Start the process, which writes files whose names begin with ``path``; do nothing if it cannot be started."""
         source, here = plan.target.source or plan.target.path, current_folder()
         folders = [os.path.dirname(os.path.abspath(source))] if source else []
         request = {
@@ -53,7 +53,7 @@ class ProvenanceProcess:
             self._loop.watch_fd(self._pidfd, self._reap)  # else a zombie stays as long as the run
 
     def finish(self) -> None:
-        """Wait for it. One that waits for git is ended, and records that."""
+        """Wait for the process; after ``LAST_WAIT_S`` end its git command by SIGTERM, which the process records."""
         if self._child is None:
             return
         if not self._child.ends_within(LAST_WAIT_S):

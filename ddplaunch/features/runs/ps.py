@@ -101,9 +101,9 @@ def ps(show_all: bool, as_json: bool) -> None:
 
 
 def read_records(runs: Sequence[str], now: float, *, everything: bool) -> dict[str, RunRecord | None]:
-    """Read the records of runs, the latest first; without ``everything`` not those that need not be listed.
+    """Read the records of the runs to list, the latest first; ``everything``: read those of all runs.
 
-    These are what ended long ago, and more than are listed of what ended lately.
+    Not listed are runs that ended long ago, and of those that ended lately all but the latest ``MAX_RECENT``.
     """
     over = {each.name: each.changed_at for each in history_store.list_folders() if each.is_over}
     records: dict[str, RunRecord | None] = {}

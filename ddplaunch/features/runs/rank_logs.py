@@ -26,7 +26,7 @@ def rank_log_files(run: str) -> dict[int, list[str]]:
 
 
 def get_attempt_number(path: str) -> int:
-    """Return the attempt of one of these files."""
+    """Return the number of the attempt in the name of a log file; 0 if it has none."""
     found = _NAME.fullmatch(os.path.basename(path))
     return int(found[2] or 0) if found else 0
 

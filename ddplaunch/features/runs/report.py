@@ -52,7 +52,7 @@ REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 
 
 class _ReportCommand(JobCommand):
-    """The command for one run, which may be on other hosts, and for several."""
+    """Command class of ``report``: for one run, which may be on other hosts, and for the comparison of several."""
 
     def invoke(self, ctx: click.Context) -> object:
         return click.Command.invoke(self, ctx) if ctx.params["others"] else super().invoke(ctx)

@@ -27,14 +27,14 @@ MAX_COMMAND = 400  # characters
 
 
 class TimeOfRuns(NamedTuple):
-    """The time of a run, or of all runs of a batch job."""
+    """A run, or all runs of a batch job, and their time breakdown."""
 
     runs: Sequence[RunRecord]  # the report is on the last one
     spent: TimeBreakdown
 
     @property
     def line(self) -> str:
-        """The line on goodput."""
+        """The line of the report on goodput."""
         fate, known = self.runs[-1].fate, format_goodput(self.spent)
         if fate is RunState.LOST:
             return f"{known} (until it was last seen)" if self.spent.steady else "goodput unknown: the run was lost"

@@ -50,11 +50,11 @@ class TypedWords(NamedTuple):
     """The words of a command line of ``rerun``."""
 
     options: tuple[str, ...]  # before RUN, which replace those of the earlier command
-    arguments: tuple[str, ...]  # after it, likewise
+    arguments: tuple[str, ...]  # after RUN, which replace arguments of the earlier command
 
 
 class EarlierCommand(NamedTuple):
-    """The command of an earlier run, and what that run was."""
+    """The command of an earlier run, and the provenance of that run."""
 
     name: str  # of the run, or the number of the job
     words: tuple[str, ...]  # behind "ddplaunch"
@@ -76,7 +76,7 @@ class OptionTable(NamedTuple):
         return cls(spellings(params), names)
 
     def replace_options(self, old: Sequence[str], new: Sequence[str]) -> list[str]:
-        """Return the old options without those that are given anew, then the new ones."""
+        """Return the old options except those that are also among the new ones, followed by the new ones."""
         given = {self.names.get(words[0], words[0]) for words in self._split(new)}
         kept = [words for words in self._split(old) if self.names.get(words[0], words[0]) not in given]
         return [text for words in kept for text in words[1:]] + [*new]
@@ -174,7 +174,7 @@ def find_command(word: str) -> EarlierCommand:
 
 
 def _command_of_job(job: SubmittedJob) -> EarlierCommand:
-    """Return the command that submitted a job, and what its first run was, if the history here has one."""
+    """Return the command that submitted a job, and the provenance of its first run, if the history here has it."""
     names = (name for name in reversed(history_store.list_runs()) if f"{name}.".startswith(job.run_prefix))
     run = next(names, None)
     known = (read_provenance(run), read_diff(run)) if run else (None, b"")
@@ -182,7 +182,7 @@ def _command_of_job(job: SubmittedJob) -> EarlierCommand:
 
 
 def _command_of_remote(job: RemoteJob) -> EarlierCommand:
-    """Return the command with which a job on other hosts was started here; their histories have what it was."""
+    """Return the command that started a job on other hosts from here; their histories have its provenance."""
     if job.argv:
         return _check_command(EarlierCommand(job.run_id, job.argv[1:], job.cwd))
     what = f"{job.run_id} ran on {join_names(job.hosts)} over SSH, and its command is not recorded here"
@@ -201,7 +201,7 @@ def _check_command(command: EarlierCommand) -> EarlierCommand:
 
 
 def build_command(earlier: EarlierCommand, typed: TypedWords, worktree: str | None) -> list[str]:
-    """Return the words of the command to run, in the current folder: the earlier ones with what was typed now.
+    """Return the words of the command to run in the current folder: the earlier command, changed by the typed words.
 
     Raises UsageError if the target does not exist any more, or a value is needed that was not recorded.
     """

@@ -1,4 +1,4 @@
-"""Compares what an earlier run was with what there is now, before its command runs again."""
+"""Compares the provenance of an earlier run with the present state, before its command runs again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def describe_differences(
 
 
 def read_current(folder: str) -> tuple[Provenance | None, bytes]:
-    """Return what a run in this folder would be now, and the changes since its commit; None if that takes too long."""
+    """Return the provenance and the changes that a run in this folder would have now; None if that takes too long."""
     request = {"host": host_name(), "gpus": [], "sys_path": [each for each in sys.path if each], "folders": [folder]}
     with tempfile.TemporaryDirectory() as draft:
         words = [sys.executable, "-I", "-S", PROGRAM, draft, "now", json.dumps(request)]

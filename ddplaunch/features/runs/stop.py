@@ -76,7 +76,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
 
 
 def _call_all(calls: Iterable[Callable[[], T]]) -> tuple[list[T], LaunchError | None]:
-    """Call all functions; return the results and the last LaunchError: an unreachable job keeps no other running."""
+    """Call all functions, also after a LaunchError of one; return the results and the last LaunchError."""
     results, failed = list[T](), None
     for call in calls:
         try:

@@ -27,14 +27,14 @@ class TimeTracker(NodeSide):
 
 
 class BreakdownReply(TaggedMessage, frozen=True):
-    """Where the time went until now."""
+    """The time breakdown of a run until now."""
 
     spent: TimeBreakdown
     stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when the ranks were stalled
 
 
 class BreakdownRequest(Request[BreakdownReply], frozen=True):
-    """Send the time breakdown."""
+    """Request for the time breakdown of a run."""
 
     answers = (BreakdownReply,)
 

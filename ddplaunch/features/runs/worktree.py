@@ -57,13 +57,13 @@ def make_worktree(run: str, provenance: Provenance | None, diff: bytes) -> str:
 
 
 def path_in_worktree(path: str, root: str, worktree: str) -> str:
-    """Return the same path in the worktree, if it is an absolute one in the repository; else as it is."""
+    """Return the path of a file in the worktree; ``path`` itself, if it is relative or not in the repository."""
     inside = os.path.relpath(path, root) if os.path.isabs(path) else ".."
     return path if inside.split(os.sep)[0] == ".." else os.path.normpath(os.path.join(worktree, inside))
 
 
 def _run_git(folder: str, *words: str, stdin: bytes = b"") -> str:
-    """Run git, and return its output. Raises LaunchError with its first line if it fails."""
+    """Run git, and return its output. Raises LaunchError with its last line if it fails."""
     try:
         done = subprocess.run(["git", *words], cwd=folder, input=stdin, capture_output=True, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -77,7 +77,7 @@ class JoinWatcher(NodeSide):
 
 
 class MissingNodes:
-    """Checks missing nodes until ``close``; ``on_missing`` gets an error once nodes were not found twice."""
+    """Checks whether missing nodes are alive, until ``close``; calls ``on_missing`` if two checks do not find them."""
 
     def __init__(
         self, loop: EventLoop, environ: Mapping[str, str], plan: Plan, on_missing: Callable[[NodeStartError], None]

@@ -193,7 +193,7 @@ class Fleet:
                 host.send(GO_AT_ONCE_BYTE if uses_all_spares else GO_BYTE)
 
     def _can_spare(self, names: set[str]) -> bool:
-        """Whether spares can take the places of these hosts; that of the first one, none can."""
+        """Whether spares can take the places of these hosts; no spare can replace the first host."""
         return len(names) <= self._spares and self._hosts[0].name not in names
 
     def _leave_out(self, problems: Sequence[HostProblem]) -> None:
@@ -238,7 +238,7 @@ class Fleet:
     # ---------------------------------------------------------------------------------------------------- run
 
     def _on_line(self, host: SshSession, number: int, line: bytes) -> None:
-        """Print a line of a host; a line that several launchers print, such as a report, only once."""
+        """Called with a line of a host: print it, but only once if several launchers print it, such as a report."""
         if self._state is FleetState.CHECKING or self.problems:
             return  # a login banner, or a text that the problems contain
         if number == 2 and len(self._hosts) > 1 and self._is_launcher_line(host, line):
@@ -259,7 +259,7 @@ class Fleet:
                 each.pause_reading()
 
     def _is_launcher_line(self, host: SshSession, line: bytes) -> bool:
-        """Whether a launcher printed it, not a rank: it has a launcher's prefix, or is indented below such a line."""
+        """Whether a launcher, not a rank, printed the line: it has a launcher's prefix, or is indented below one."""
         has_prefix = line.startswith(_OWN_LINE_STARTS)
         continues = line.startswith(b"  ") and host in self._reporting
         (self._reporting.add if has_prefix or continues else self._reporting.discard)(host)
@@ -333,7 +333,7 @@ class Fleet:
             self._wait_for_others(host)
 
     def _report_lost_later(self, host: SshSession) -> None:
-        """Report a lost host, unless node 0 does so in time: it knows more, and a line is enough."""
+        """Report a lost host after a delay, unless node 0 has reported it by then, in more detail."""
         if host is self._hosts[0] or self._hosts[0].has_ended:
             return self._report_lost(host)
         self._unreported.append(host)
@@ -347,12 +347,12 @@ class Fleet:
         self._print(f"{host.name} was lost: {host.last_error_line or 'ssh ended without a message'}")
 
     def _wait_for_others(self, first: SshSession) -> None:
-        """Wait for the others, which end by themselves: node 0 stops them, or they are done. Output may be late."""
+        """Wait for the other hosts: node 0 stops them, or they end by themselves. Their output may arrive late."""
         limit_s = math.inf if first.code == 0 else self._heartbeat + self._grace
         self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, time.monotonic() + limit_s))
 
     def _stop_others(self, first: SshSession, deadline: float) -> None:
-        """Stop the hosts that still run; before ``deadline`` only once none of them prints anything."""
+        """Stop the hosts that still run; before ``deadline`` only once no host has printed anything for a while."""
         if not self._live_sessions():
             return
         now = time.monotonic()

@@ -51,7 +51,7 @@ HELLO = _OUTPUT_MARK + b"here "
 
 
 def output_mark(nonce: str) -> bytes:
-    """Return the prefix of this program's lines among those of ranks; a rank cannot forge it without the nonce."""
+    """Return the mark before this program's lines among the ranks' output; without the nonce no rank can forge it."""
     return _OUTPUT_MARK + nonce.encode() + b" "
 
 
@@ -125,7 +125,7 @@ ZYGOTE_EXIT_TIMEOUT_S = 1.0  # for the zygote of a killed launcher to end its ra
 
 
 def main() -> int:
-    """Serve one job; return the launcher's exit code."""
+    """Run one job on this host; return the launcher's exit code."""
     try:
         return _run_job()
     except Exception as error:  # the machine at the other end of ssh shows this line

@@ -209,7 +209,7 @@ class SshLaunch(RunInstead):
 
 
 def _offer_code(archive: CodeArchive, target: Target) -> HostCode:
-    """Print which code the hosts get; return the offer. Raises UsageError if the target is not in it."""
+    """Print which code the hosts get; return its description for them. Raises UsageError if the target is not in it."""
     archive.check_target(target.source or target.path, target.text)
     print_notes(f"code: {archive}", *archive.notes)
     version, below = archive.version, archive.run_folder(current_folder())

@@ -53,7 +53,7 @@ FISH_TEXT = (
 
 
 def explain_host_key(lines: Sequence[str], name: str) -> str:
-    """Explain why ssh refuses a host's key, and what to do; "" if it does not say so. ``name``: the host's.
+    """Explain why ssh refuses a host's key, and what to do; "" if it has another problem. ``name``: the host's.
 
     The lines may be on a jump host, or have the name and port as they are in known_hosts.
     """
@@ -77,9 +77,9 @@ class SessionStream(Struct):
 
 
 class ShellProbe:
-    """Finds out whether the login shell of a host that does not reply makes way for fish: ``on_fish`` is called then.
+    """Checks whether the login shell of a host that does not reply starts fish instead; calls ``on_fish`` then.
 
-    That runs nothing before its input ends. The input of a session does not end while the job runs, so a second
+    fish runs nothing before its input ends. The input of a session does not end while the job runs, so a second
     connection asks, with an input that ends at once.
     """
 
@@ -193,7 +193,7 @@ class SshSession:
         return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
 
     def probe_shell(self) -> None:
-        """Find out, once, whether its login shell keeps the command from running; then give it up."""
+        """Check, once, whether the host's login shell keeps the command from running; if so, give up the host."""
         if self._probe is None:
             with suppress(OSError):
                 self._probe = ShellProbe(self._loop, self._words, self._on_fish)
@@ -239,7 +239,7 @@ class SshSession:
             self._loop.unwatch_fd(self._stdin)
 
     def pause_reading(self) -> None:
-        """Stop reading, so that the host, and in the end its ranks, block."""
+        """Pause the reads from ssh, so that the host's launcher, and in the end its ranks, block when they print."""
         for stream in self._streams:
             self._loop.unwatch_fd(stream.fd)
 
@@ -248,7 +248,7 @@ class SshSession:
             self._loop.watch_fd(stream.fd, partial(self._read, stream))
 
     def close_stdin(self) -> None:
-        """Close stdin, at which ``remote_launcher`` stops the launcher."""
+        """Close ssh's stdin, on which ``remote_launcher`` stops the launcher."""
         self.has_ended = self.has_ended or not self.is_started
         if self._stdin >= 0:
             self._loop.unwatch_fd(self._stdin)

@@ -169,7 +169,7 @@ def parse_notes() -> ParseNotes:
 
 
 def with_command_name(command: click.Command, error: UsageError) -> UsageError:
-    """Return an error of code shared with ``run`` with this command's name in its hint."""
+    """Return an error of code shared with ``run``, with a hint that names this command instead of ``run``."""
     hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", rf"\1ddplaunch {command.name}", error.hint)
     return UsageError(error.message, hint)
 
@@ -327,7 +327,7 @@ JOB_NAME = option("-J --job-name", "NAME", "Name of the job.  [default: from the
 
 
 def check_program_nodes(ctx: click.Context, target: str, nodes: int) -> None:
-    """Raise UsageError if the job's programs need another number of nodes."""
+    """Raise UsageError if the job's programs need another number of nodes than ``nodes``."""
     if programs := decode_programs(ctx.params.get("program") or (), target):
         place_programs(programs, nodes)
 

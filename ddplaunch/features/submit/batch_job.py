@@ -30,7 +30,7 @@ class SetupCommand(Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """The shell command for it; a line break follows one that ``;`` or ``)`` cannot follow directly."""
+        """The shell command of this entry; it ends with a line break if ``;`` or ``)`` cannot follow it directly."""
         if self.is_file:
             return f"source {shlex.quote(self.text)}"
         text = self.text.strip()
@@ -41,7 +41,7 @@ class SetupCommand(Struct, frozen=True):
 
     @property
     def line_or_exit(self) -> str:
-        """The shell command for it, after which the shell exits if it failed."""
+        """The shell command of this entry, after which the shell exits if the command failed."""
         return f"{{ {self.line}}} || exit" if self.line.endswith("\n") else f"{self.line} || exit"
 
     def __str__(self) -> str:
@@ -59,12 +59,12 @@ class RequeueOptions(Struct, frozen=True):
 
     @property
     def warning_lead_s(self) -> int:
-        """Seconds between the signal and the end of the job."""
+        """Seconds between the preemption signal and the end of the job."""
         return math.ceil(self.grace + self.stop_s)
 
     @property
     def times_text(self) -> str:
-        """Text of a comment: the time after the signal."""
+        """Text of a comment in the script: how the time after the preemption signal is used."""
         return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class BatchJob(Struct, frozen=True):
     requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
 
     def grid_lines(self, index: str) -> Iterator[str]:
-        """Yield shell commands that set ``grid`` to the arguments of a run; ``index``: its index, for a shell."""
+        """Yield shell commands that set ``grid`` to the arguments of a run of --grid; ``index``: its shell index."""
         if self.grid:
             yield f"# The arguments of each run: {self.grid[0].name} is the first."
             yield f'case "{index}" in'
@@ -138,7 +138,7 @@ class BatchJob(Struct, frozen=True):
 
     @property
     def command_line(self) -> str:
-        """The words of ``command`` for a shell, with the arguments of the run of a grid."""
+        """The words of ``command`` for a shell, followed by the arguments of a run of --grid, if any."""
         if not self.grid:
             return shlex.join(self.command)
         ends = [] if "--" in self.command else ["--"]

@@ -64,7 +64,7 @@ class BatchScheduler(Scheduler):
         """Raise UsageError for values that this scheduler does not accept."""
 
     def job_name(self, text: str) -> str:
-        """Turn a text into a job name that it accepts."""
+        """Return a text, changed to a job name that the scheduler accepts."""
         return text
 
     def render_script(self, job: BatchJob) -> str:
@@ -84,7 +84,7 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def stderr_path(self, job: BatchJob, number: str) -> str | None:
-        """Path of its stderr file, if that is not the log."""
+        """Path of the job's stderr file; None if stderr goes to the log."""
         return None
 
     def log_name(self, job: BatchJob) -> str:
@@ -182,7 +182,7 @@ def _follow(
     job_id: JobId,
     code: CodeArchive | None,
 ) -> int:
-    """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
+    """Store the submitted job, print how to follow and cancel it; with --follow follow it, and return its exit code."""
     files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
     runs = f", {format_count(len(job.grid), 'run')}" if job.grid else ""
     lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}{runs}", f"log: {files[0]}"]

@@ -81,7 +81,7 @@ def copies_folder(chdir: str) -> str:
 
 
 def keep_out_of_git(chdir: str) -> None:
-    """Let git ignore the copies there."""
+    """Make git ignore the code copies in the folder ``chdir``."""
     with suppress(OSError), open(os.path.join(chdir, OWN_FOLDER, ".gitignore"), "x") as file:
         file.write("*\n")
 

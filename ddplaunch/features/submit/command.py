@@ -52,7 +52,7 @@ class _SubmitCommand(BatchCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Make the context of this command, or of that which a scheduler has instead."""
+        """Make the click context of this command, or of the command that the chosen scheduler has instead."""
         if module := scheduler_registry.SUBMIT_COMMANDS.get(_typed_scheduler(args)):
             command: click.Command = import_module(module).submit
             return command.make_context(info_name, args, parent, **extra)

@@ -59,7 +59,7 @@ _OTHERS = dict.fromkeys(
 
 
 class Local(BatchScheduler):
-    """This machine."""
+    """This machine as a scheduler."""
 
     title, submit_program, query_program, cancel_program = "this machine", "bash", "bash", "kill"
     list_command, history_hint = "ddplaunch ps", "its folder may have been removed"

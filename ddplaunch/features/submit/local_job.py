@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class LocalJob(Struct, frozen=True):
-    """What was submitted."""
+    """A job that was submitted with ``--scheduler local``."""
 
     number: str  # "local-7"
     indices: tuple[str, ...]
@@ -66,7 +66,7 @@ class JobFolder:
         return self._read("process.json", ProcessIdentity)
 
     def script(self, index: str) -> ProcessIdentity | None:
-        """Return the process of an index; None before it starts."""
+        """Return the process that runs the script of an index; None before it starts."""
         return self._read(f"{index}.process", ProcessIdentity)
 
     def end_code(self, index: str) -> int | None:
@@ -110,7 +110,7 @@ def find_job_folder(number: str) -> JobFolder:
 
 
 def make_job_folder(kept: Collection[str]) -> tuple[str, JobFolder]:
-    """Make the folder of a new job; return its number too. Those of ended jobs that are not ``kept`` are removed.
+    """Make the folder of a new job, and return its number and folder; remove folders of ended jobs not in ``kept``.
 
     Raises OSError.
     """

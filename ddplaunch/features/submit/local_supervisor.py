@@ -25,14 +25,14 @@ def process_identity(pid: int) -> dict[str, object]:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file at once, so that no reader sees a part of it."""
+    """Write a file atomically, so that no reader sees a part of it."""
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(f"{path}.new", path)
 
 
 class Supervisor:
-    """Starts the script of each index, and stops them."""
+    """Starts the script of each index of a job, and stops these scripts."""
 
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, "job.json"), encoding="utf-8") as file:
@@ -46,7 +46,7 @@ class Supervisor:
         self._seen: set[str] = set()  # indices that have what they waited for
 
     def run(self) -> None:
-        """Run all of the job."""
+        """Run all indices of the job; return when all have ended."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
@@ -109,7 +109,7 @@ class Supervisor:
         self._record_end(index, EXIT_CANCELLED)
 
     def _record_end(self, index: str, code: int) -> None:
-        """Record an exit code, unless the script has done that."""
+        """Write the exit code of an index to a file, unless its script has done that."""
         if not os.path.exists(self._path(index, "end")):
             write_file(self._path(index, "end"), f"{code}\n")
 

@@ -16,7 +16,7 @@ CODE_REQUEST, NO_CODE_REQUEST = b"send code\n", b"send nothing\n"
 
 
 class SentCode(Struct, frozen=True):
-    """The code that may follow, if it is requested."""
+    """Description of the code that follows the request, if the login node has no copy and requests it."""
 
     version: CodeVersion
     run_folder: TextLine  # in the copy
@@ -38,7 +38,7 @@ class ReceivedCode(CodeArchive, frozen=True, kw_only=True):
 
 
 class RemoteRequest(Struct, frozen=True):
-    """The first line that the login node gets."""
+    """The request to submit a job: the first line that the login node gets."""
 
     words: tuple[Text, ...]  # of ``ddplaunch submit``
     folder: TextLine  # that the job runs in, and where its log is; relative to the user's home there
@@ -50,7 +50,7 @@ class RemoteSubmission:
     """The submission that this process makes for another machine."""
 
     def __init__(self, folder: str, code: CodeArchive | None) -> None:
-        """``folder``: that the job runs in; the current one is that of the code."""
+        """``folder``: the folder in which the job runs; the current folder is that of the code."""
         self.folder, self.code = folder, code
         self.job: SubmittedJob | None = None  # once it was submitted
 

@@ -175,7 +175,7 @@ class Slurm(BatchScheduler):
         return states
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
-        """Query scontrol; sacct for a job that it no longer knows, after MinJobAge of slurm.conf (300 s)."""
+        """Return the state of a job from scontrol or, after MinJobAge of slurm.conf (300 s), from sacct."""
         deadline, words = Deadline(seconds), self.job_arguments(job)
         if self.why_unavailable(job.cluster):  # the query would take long
             return None

@@ -54,7 +54,7 @@ class LoginNode(Struct, frozen=True):
 
     @classmethod
     def read(cls, ctx: click.Context) -> LoginNode:
-        """Read it from the options."""
+        """Read the login node from the options."""
         host, _, folder = ctx.params["via"].partition(":")
         if not host or host.startswith("-"):
             raise UsageError(
@@ -99,7 +99,7 @@ def _describe_code(code: CodeArchive) -> SentCode:
 
 
 def _words(ctx: click.Context, target: str) -> Iterator[str]:
-    """Yield the words of the command there: those of this one, and the values of this machine's files of defaults."""
+    """Yield the words of the command on the login node: those typed here, and this machine's default options."""
     for option in flatten_options(ctx.command.own_options):  # type: ignore[attr-defined]
         name, value = option.name or "", ctx.params.get(option.name or "")
         if value_source(ctx, name) is not OptionSource.FILE or option.opts[-1] in _ONLY_HERE:
@@ -128,7 +128,7 @@ class _Session:
         self._reader.start()
 
     def submit(self, request: RemoteRequest, data: bytes) -> tuple[int, SubmittedJob | None]:
-        """Send a request, and the code if it is requested; return the exit code and the job."""
+        """Send a request, and the code if the host requests it; return the exit code and the submitted job."""
         try:
             self._wait_for_hello()
             self._write(json.dumps(as_dict(request)).encode() + b"\n")
@@ -153,7 +153,7 @@ class _Session:
         raise self._start_error(self._process.wait())
 
     def _start_error(self, code: int) -> LaunchError:
-        """The error of a command that has not started."""
+        """Return the error for a command that has not started on the login node."""
         self._reader.join(5)
         lines, host = [text for each in self._lines if (text := sanitize_line(each, MAX_QUOTED_CHARS))], self._node.host
         last = lines[-1] if lines else f"exit code {code}"

@@ -72,9 +72,9 @@ class _FolderError(LaunchError):
 
 
 def _receive_code(request: RemoteRequest, folder: str) -> tuple[CodeArchive | None, str]:
-    """Keep the code that is sent, unless there is a copy of it, and enter it.
+    """Store the code that is sent, unless there is a copy of it, and make its folder the current one.
 
-    Return it, and the path of the copy if that is new.
+    Return the code, and the path of the copy if that is new.
     """
     if request.code is None:
         _send(NO_CODE_REQUEST)

@@ -54,12 +54,12 @@ class ViaJob(RemoteJob, frozen=True, kw_only=True):
         return self.state.removeprefix("is ")
 
     def is_called(self, word: str) -> bool:
-        """Whether a word names it: its number, also with an index or without the server of PBS, or its name."""
+        """Whether a word names this job: its number, also with an index or without the server of PBS, or its name."""
         short = self.run_id.partition(".")[0]
         return word in (self.run_id, short, self.name) or bool(self.array and word.partition("_")[0] == short)
 
     def word_there(self, word: str) -> str:
-        """Return the word that names it on its host: there may be a newer job with the same name."""
+        """Return the word that names this job on its host, where a newer job may have the same name."""
         return word if self.array and "_" in word else self.run_id
 
     def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
@@ -89,13 +89,13 @@ class _Listed(Struct, frozen=True):
 
 
 class ViaJobLocator(RunLocator):
-    """Finds the jobs that were submitted on other machines, and asks these for their states."""
+    """Finds the jobs that were submitted on login nodes, and queries their states there."""
 
     def list_remote_jobs(self) -> list[RemoteJob]:
         return [*_RECORDS.list()]
 
     def update_remote_jobs(self, jobs: Sequence[RemoteJob]) -> list[RemoteJob]:
-        """Ask each login node once for all of its jobs, all at a time; a job that has ended is recorded so."""
+        """Query all login nodes at the same time, each once for all of its jobs; record which jobs have ended."""
         open_jobs = [job for job in jobs if isinstance(job, ViaJob) and job.is_running]
         nodes = list(dict.fromkeys((job.hosts[0], job.python) for job in open_jobs))
         queries = {node: _start_query(*node) for node in nodes}
@@ -129,7 +129,7 @@ def _read_query(query: subprocess.Popen[bytes], seconds: float) -> Mapping[str, 
 
 
 def _update(job: ViaJob, listed: Mapping[str, _Listed] | None, now: float) -> ViaJob:
-    """Return a job as its login node lists it."""
+    """Return a job with the state that its login node lists."""
     if listed is None:
         return replace(job, seen=f"is unknown: {job.hosts[0]} does not answer")
     if (found := listed.get(job.run_id)) is None:

@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve the debug pages until stdin ends."""
     Thread(target=_end_with_stdin, daemon=True).start()
     import torch.distributed.debug._frontend as pages
     from torch.distributed.debug._debug_handlers import default_handlers

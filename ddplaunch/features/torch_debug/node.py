@@ -18,7 +18,7 @@ _MAX_OUTPUT_BYTES = 1 << 16
 
 
 class DebugServerSide(NodeSide):
-    """The process with the pages, one for each attempt."""
+    """The node side of ``--torch-debug``: runs the process with the debug pages, one for each attempt."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""A run's zygote that is a fork of a warm zygote, as a process to kill and wait for; and a warm zygote that starts."""
+"""Handles of a run's zygote that a warm zygote has forked, and of a warm zygote that is still starting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddplaunch.system.processes import proc_utils
 
 
 class WarmZygote:
-    """A fork of a warm zygote; its parent is a guardian, which reports its exit."""
+    """Handle of a run's zygote that a warm zygote has forked; its parent is a guardian, which reports its exit."""
 
     def __init__(self, guardian_socket: socket.socket, warm_start: WarmStart | None) -> None:
         """``guardian_socket`` leads to the guardian; ``warm_start``: the warm zygote, if it is still importing."""

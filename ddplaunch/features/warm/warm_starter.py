@@ -32,7 +32,7 @@ class WarmZygoteStarter:
     child_pid = None
 
     def __init__(self, idle_timeout_s: float, unavailable_reason: str | None) -> None:
-        """``idle_timeout_s``: how long an idle warm zygote lives; 0: this run cannot use one, for that reason."""
+        """``idle_timeout_s``: how long an idle warm zygote lives; 0: this run uses none, for ``unavailable_reason``."""
         self._idle_timeout_s = idle_timeout_s
         self._first = True
         self.unavailable_reason = unavailable_reason  # why the last zygote is not a fork of a warm one

@@ -1,4 +1,4 @@
-"""Describes in which collectives the ranks were when native code failed in one of them, as gloo's or NCCL's checks."""
+"""Describes the collectives that the ranks were in when native code, such as gloo's or NCCL's, failed in a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_OTHERS = 2  # lines on other ranks
 
 
 def describe_crash(inspection: Inspection, crashed: int) -> str:
-    """Describe which collectives the ranks were in: that they differ, or one after the other, the crashed one first.
+    """Describe that the ranks entered different collectives; else the collective of each, the crashed rank's first.
 
     "" if the crashed rank was in none. Its line is in what faulthandler prints after the inspection.
     """

@@ -125,7 +125,7 @@ def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -
 def _culprit_from_store(
     inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_TimedOutRank]
 ) -> Culprit | None:
-    """Rank 0, if it served the store and has ended; whether it should have called what the others called is unknown."""
+    """Return rank 0 as the culprit if it ended, and with it the store, which other ranks still needed; else None."""
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
@@ -140,7 +140,7 @@ def _culprit_from_store(
 def _culprit_from_wait(
     wait: Wait, inspection: Inspection, failed: Sequence[_TimedOutRank], until: str
 ) -> Culprit | None:
-    """The missing ranks of a wait, without those that had waited with the others and failed because of it."""
+    """Return as culprit the missing ranks of a wait, without those that failed because they had waited too."""
     if wait.mismatched:
         entered, odd = wait.mismatched[-1]
         others = len(wait.waiting) - len(odd)
@@ -160,7 +160,7 @@ def _culprit_from_wait(
 
 
 def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRank], until: str) -> Culprit | None:
-    """The ranks that are left if all ranks that had waited have failed because of it."""
+    """Return as culprit the ranks that did not wait, if all ranks that waited have failed because of the wait."""
     lost = {each.rank for each in failed}
     left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_not_waiting(rank)]
     functions = {each.function for each in failed if each.function}
@@ -184,7 +184,7 @@ def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRan
 
 
 def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRank]) -> Culprit | None:
-    """The ranks that had waited in another function than most, if all had waited."""
+    """Return as culprit the ranks that waited in another function than most ranks, if all ranks waited."""
     lost = {each.rank for each in failed}
     calls = [(each.function, each.rank, each.place) for each in failed]
     for rank in inspection.ranks:
@@ -208,7 +208,7 @@ def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRan
 
 
 def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
-    """Return the collective that ranks had not entered, the one after their last, and the ranks that are behind."""
+    """Return the next collective of those ranks that have entered the fewest collectives, and these ranks."""
     entered = {
         rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
         for rank in left
@@ -223,7 +223,7 @@ def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str
 def _make_culprit(
     name: str, missing: Sequence[RankInspection], inspection: Inspection, waiters: int, until: str, *, counted: bool
 ) -> Culprit | None:
-    """Describe that ranks did not reach the point where others waited for them."""
+    """Build the culprit from ranks that did not reach the point where others waited for them."""
     numbers = tuple(rank.rank for rank in missing)
     states = {describe_halt(rank).before for rank in missing}
     state = states.pop() if len(states) == 1 else None
@@ -277,7 +277,7 @@ def _is_not_waiting(rank: RankInspection) -> bool:
 def _culprit_still_running(
     name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]
 ) -> Culprit:
-    """Describe that ranks entered a collective after all others had ended."""
+    """Build the culprit from ranks that entered a collective after all other ranks had ended."""
     text = f"{format_ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
     gone = all(rank.condition is ProcessCondition.EXITED for rank in ended)
     over = f"had {describe_halt(ended[0]).state}" if gone else "had reached the end of the program"

@@ -44,25 +44,25 @@ NumberText = Annotated[str, Meta(pattern=r"^-?[0-9]{1,18}$")]
 
 
 class GroupStatus(Struct, frozen=True):
-    """How far a rank is in a process group; -1 is none."""
+    """The last collectives that a rank has entered and completed in a process group; -1 for none."""
 
     last_enqueued_collective: NumberText | Number = -1
     last_completed_collective: NumberText | Number = -1
 
 
 class RecordedStates(Struct, frozen=True):
-    """A dump without entries; its groups by their numbers."""
+    """A flight recorder dump without entries: the progress in each process group, by the group's number."""
 
     pg_status: dict[str, GroupStatus] = {}
 
 
 class RecordedOperation(Struct, frozen=True):
-    """An entry of a dump, as torch writes it."""
+    """One operation in a flight recorder dump, as torch writes it."""
 
     process_group: tuple[str, str]  # name, description
     collective_seq_id: Counter
     time_created_ns: Nanoseconds
-    pg_id: Counter = 0  # of its process group; later groups of the process have higher ones
+    pg_id: Counter = 0  # number of the process group; later groups of the process have higher numbers
     profiling_name: str = ""  # "gloo:all_reduce"
     op_id: Number = -1
     input_dtypes: list[str] = []
@@ -75,18 +75,18 @@ class RecordedOperation(Struct, frozen=True):
 
     @property
     def group(self) -> tuple[str, str]:
-        """Name and description of its process group."""
+        """Name and description of the operation's process group."""
         return sanitize_line(self.process_group[0]), sanitize_line(self.process_group[1])
 
 
 class RecordedOperations(Struct, frozen=True):
-    """A dump with entries; None: it has none."""
+    """A flight recorder dump with its entries; None if the dump has none."""
 
     entries: list[RecordedOperation] | None = None
 
 
 def decode_dump(dump: bytes, kind: type[T]) -> T:
-    """Decode a dump. ValueError: it is not one of torch."""
+    """Decode a dump of torch's flight recorder. ValueError: it is not such a dump."""
     try:
         return parse(dump, kind)
     except ProtocolError as error:
@@ -94,7 +94,7 @@ def decode_dump(dump: bytes, kind: type[T]) -> T:
 
 
 def parse_states(dump: bytes) -> tuple[GroupState, ...]:
-    """Parse how far a rank is in each process group that it has used; ValueError if it is not such a dump."""
+    """Parse from a flight recorder dump how far a rank is in each process group; ValueError for an invalid dump."""
     return tuple(
         GroupState(
             sanitize_line(name),
@@ -155,12 +155,12 @@ def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tup
 
 
 def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
-    """Return the group states of a rank without a flight recorder: what it has entered counts as completed."""
+    """Return the group states of a rank without a flight recorder: operations that it entered count as completed."""
     return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
 
 
 def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
-    """Parse the collectives of a dump with entries: in each group the oldest incomplete one, and the last.
+    """Parse a flight recorder dump: in each process group the oldest incomplete collective, and the last one.
 
     Raises ValueError if it is not such a dump.
     """
@@ -182,7 +182,7 @@ class RecordedCall(NamedTuple):
 
 
 def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
-    """Yield the collectives that were entered between two moments; ValueError if it is not a dump."""
+    """Yield a dump's collectives that were entered between two moments; ValueError if the dump is invalid."""
     for entry in _entries(dump):
         if since <= entry.time_created_ns / 1e9 <= until and not entry.is_p2p:
             ended = (entry.time_discovered_completed_ns or 0) / 1e9
@@ -190,7 +190,7 @@ def collectives_between(dump: bytes, since: float, until: float) -> Iterator[Rec
 
 
 def _by_group(dump: bytes) -> dict[str, list[Collective]]:
-    """Return the collectives of each group, of several with one name those of the newest.
+    """Return the collectives of each process group by its name; of several groups with one name, the newest group's.
 
     After ``destroy_process_group`` torch names new groups like the old ones.
     """

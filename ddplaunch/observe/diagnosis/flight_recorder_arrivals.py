@@ -24,7 +24,7 @@ def operations_per_rank(world_size: int) -> int:
 
 
 def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
-    """Parse the arrivals in a trace, of the last ``most`` operations; several of a group if its numbers have a gap.
+    """Parse when a rank arrived at the last ``most`` operations in a trace; a gap in a group's numbers splits it.
 
     torch leaves out the entries of a recorder without operations, as that of NCCL where a job uses gloo.
 

@@ -125,7 +125,7 @@ class CollectiveArrivals(Struct, frozen=True):
 
 
 class RankInspection(Struct, frozen=True):
-    """One rank at the moment of an inspection."""
+    """The state of one rank at the moment of an inspection."""
 
     rank: Count
     host: Name
@@ -172,7 +172,7 @@ class ProgramInspection(ProgramStatus, frozen=True):
 
 
 class Inspection(Struct, frozen=True):
-    """All ranks at one moment."""
+    """The state of all inspected ranks at one moment."""
 
     moment: Timestamp  # seconds since the epoch
     ranks: tuple[RankInspection, ...]  # in order
@@ -187,5 +187,5 @@ class Inspection(Struct, frozen=True):
         return {rank.rank: rank for rank in self.ranks}
 
     def to_json(self) -> JsonObject:
-        """Return the object that stacks.json holds."""
+        """Return this inspection as a JSON object, as the file stacks.json holds it."""
         return as_dict(self)

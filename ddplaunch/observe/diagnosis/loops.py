@@ -23,7 +23,7 @@ _MAX_LINES = 10  # between the first and the last line of a loop
 
 
 class BusyRank(Struct, frozen=True):
-    """A rank that others wait for and that computes."""
+    """A rank that computes while other ranks wait for it."""
 
     rank: RankInspection
     wait: Wait
@@ -31,13 +31,13 @@ class BusyRank(Struct, frozen=True):
 
     @property
     def own_frames(self) -> tuple[Frame, ...]:
-        """The user's frames of its main thread, else of the first that has some; the outermost first."""
+        """The frames of user code in the main thread, else in the first thread that has any; outermost first."""
         stacks = (tuple(frame for frame in thread.frames[::-1] if frame.own) for thread in self.rank.threads)
         return next(filter(None, stacks), ())
 
 
 def find_busy_ranks(inspection: Inspection) -> list[BusyRank]:
-    """Return the ranks that others wait for, and that neither read nor write much: that would be a checkpoint."""
+    """Return the ranks that compute while others wait for them; a rank that reads or writes much is left out."""
     ranks = inspection.ranks
     if any(rank.moved for rank in ranks):
         return []
@@ -57,7 +57,7 @@ def _computes(rank: RankInspection) -> bool:
 
 
 def find_loop(stacks: Sequence[tuple[Frame, ...]]) -> str:
-    """Return the place at which all these stacks are: "train.py:88", "train.py:88-90"; "" if there is none.
+    """Return the place at which the rank was in all ``stacks``: "train.py:88", "train.py:88-90"; "" if there is none.
 
     A loop may have a few lines, and call functions; but in half of the stacks the rank is at its lines themselves.
     ``stacks``: the user's frames, the outermost first.

@@ -16,7 +16,7 @@ MIN_SILENCE_S = 1.0  # worth a word
 
 
 def describe_programs(inspection: Inspection) -> Iterator[str]:
-    """Yield the lines about all programs."""
+    """Yield lines of text on each program that runs beside the ranks."""
     hosts = {each.host for each in inspection.ranks} | {each.host for each in inspection.programs}
     for each in inspection.programs:
         yield _describe_program(each, inspection.moment, each.host if len(hosts - {""}) > 1 else "")
@@ -25,7 +25,7 @@ def describe_programs(inspection: Inspection) -> Iterator[str]:
 
 
 def _describe_program(program: ProgramInspection, moment: float, host: str) -> str:
-    """Describe one: "vllm: ready for 2m41s, 0 % CPU, its GPUs idle, silent for 2m40s (pid 7, GPUs 0-3)"."""
+    """Describe a program: "vllm: ready for 2m41s, 0 % CPU, its GPUs idle, silent for 2m40s (pid 7, GPUs 0-3)"."""
     facts = [f"{program.state} for {format_elapsed(max(0.0, moment - program.since))}"]
     if program.code is not None:
         facts.append(describe_exit(program.code))
@@ -44,7 +44,7 @@ def _describe_program(program: ProgramInspection, moment: float, host: str) -> s
 def add_usage(
     inspection: Inspection, earlier: Inspection, gpu_busy: Mapping[str, float]
 ) -> tuple[ProgramInspection, ...]:
-    """Return the programs with the CPUs that they have used since an earlier inspection, and the load of their GPUs."""
+    """Return the programs of an inspection, with their CPU usage since ``earlier`` and the load of their GPUs."""
     seconds = inspection.moment - earlier.moment
     before = {(each.host, each.program, each.pid): each.cpu for each in earlier.programs if each.is_running}
 

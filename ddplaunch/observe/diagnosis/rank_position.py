@@ -134,12 +134,12 @@ class GroupProgress(NamedTuple):
 
 
 def format_line(frame: Frame) -> str:
-    """Format a line as "train.py:88"."""
+    """Format the file and line of a frame: "train.py:88"."""
     return f"{frame.file}:{frame.line}"
 
 
 def format_location(frame: Frame) -> str:
-    """Format a line with its function, if it is in one: "load_batch at data.py:31"."""
+    """Format the file and line of a frame, with its function if it is in one: "load_batch at data.py:31"."""
     return format_line(frame) if frame.function == "<module>" else f"{frame.function} at {format_line(frame)}"
 
 
@@ -179,7 +179,7 @@ def _frames_from_user_line(rank: RankInspection) -> tuple[Frame, ...]:
 
 
 def _common_depth(stacks: list[tuple[Frame, ...]]) -> int:
-    """Return how many calls stacks have in common; if all their functions are equal, how many lines."""
+    """Return how many outer calls the stacks have in common; if all functions are equal, how many lines."""
     functions = [[(frame.function, frame.file) for frame in stack] for stack in stacks]
     differ = any(each != functions[0] for each in functions)
     columns = zip(*(functions if differ else [[frame.line for frame in stack] for stack in stacks]), strict=False)
@@ -252,7 +252,7 @@ def _rpc_function_of(rank: RankInspection) -> str:
 
 
 def rpc_line_of(rank: RankInspection) -> Frame | None:
-    """Return the program's line at which a thread of a rank works on a call by RPC; None if none does."""
+    """Return the line of user code at which a thread of a rank executes another rank's RPC; None if none does."""
     for thread in rank.threads:
         called = list(takewhile(lambda frame: not frame.file.endswith(_RPC_WORK), thread.frames))
         if len(called) < len(thread.frames) and (line := user_frame(tuple(called))):
@@ -274,7 +274,7 @@ def may_wait(rank: RankInspection) -> bool:
 
 
 def collective_thread(rank: RankInspection, operation: str = "") -> Thread | None:
-    """Return the thread that runs a collective: the first in that function, else in any, else the main thread."""
+    """Return the thread that is in function ``operation``, else one in torch.distributed, else the main thread."""
     inside = [(call, thread) for thread in rank.threads if (call := distributed_call_in(thread.frames))]
     exact = (
         thread
@@ -333,12 +333,12 @@ def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
 
 
 def may_wait_for_thread(rank: RankInspection) -> bool:
-    """Whether another thread of the rank may have to end its wait: one that has failed cannot."""
+    """Whether a rank may be waiting for another of its own threads; a thread that has failed cannot end the wait."""
     return describe_other_wait(rank) in {*_WAITS_FOR_THREADS, _LOCK}
 
 
 def describe_workers(rank: RankInspection) -> list[str]:
-    """Describe its child processes: "a worker: read at data.py:9", "worker pid 4711 is stopped (SIGSTOP)"."""
+    """Describe a rank's child processes: "a worker: read at data.py:9", "worker pid 4711 is stopped (SIGSTOP)"."""
     name = worker_noun(rank)
     gone = [
         f"{name} pid {each.pid} has ended: {format_exit(each.code)}" for each in rank.workers if each.code is not None
@@ -349,7 +349,7 @@ def describe_workers(rank: RankInspection) -> list[str]:
 
 
 def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
-    """Describe its other threads and tasks in the program's code: "another thread: upload at train.py:31"."""
+    """Describe a rank's threads and tasks except the main thread: "another thread: upload at train.py:31"."""
     places: dict[str, None] = {}
     for each in rank.threads[1:]:
         if (at := user_frame(each.frames)) and at != line:

@@ -42,14 +42,14 @@ class RankLateness(Struct, frozen=True):
 
     rank: int
     times_last: int  # how often it arrived last, and late
-    lateness: float  # median of those times, in seconds
-    waited_fraction: float  # share of the total time in which the others waited for it
+    lateness: float  # median delay of these late arrivals, in seconds
+    waited_fraction: float  # share of the total time in which the others waited for this rank
     usual_fraction: float  # the same without the longest waits
     excused_fraction: float  # share of the total time by which it was late because it waited in another group
 
     @property
     def blamed_fraction(self) -> float:
-        """The share of the time that this rank is responsible for; 0 if waits in other groups explain more."""
+        """The share of the time for which this rank made others wait; 0 if its waits in other groups explain more."""
         return self.usual_fraction if self.usual_fraction > self.excused_fraction else 0.0
 
 
@@ -84,7 +84,7 @@ class GroupLateness(Struct, frozen=True):
 def measure_lateness(
     arrivals: Iterable[CollectiveArrivals], clocks: Mapping[int, RankClock] | None = None
 ) -> tuple[GroupLateness, ...]:
-    """Compare the arrivals of the ranks in each process group; ``clocks`` by rank, without them all share one clock.
+    """Measure how late ranks arrive at the collectives of each process group; ``clocks``: by rank, one clock if None.
 
     Only collectives count for which the arrivals of more than half of the group's ranks are known. A group with fewer
     than ``MIN_COLLECTIVES`` of these is left out.
@@ -131,7 +131,7 @@ class _GroupArrivals:
         self.arrived: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by number: time and rank, sorted
 
     def keep_comparable(self) -> bool:
-        """Drop collectives that cannot be compared; return whether enough are left."""
+        """Drop collectives at which too few arrivals are known; return whether enough collectives are left."""
         min_ranks = max(2, len(self.ranks) // 2 + 1)
         self.arrived = defaultdict(
             list, {n: sorted(found) for n, found in self.arrived.items() if len(found) >= min_ranks}
@@ -195,7 +195,7 @@ def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excus
 
 
 def _median_arrival(found: list[tuple[float, int]]) -> tuple[float, int]:
-    """Return the arrival at which at least half of the ranks before the last had arrived."""
+    """Return the median of all arrivals at a collective but the last: time and rank."""
     return found[(len(found) - 2) // 2]
 
 

@@ -31,7 +31,7 @@ class StackGroup(Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """The state after the names of the ranks: of several "wait in all_reduce #5"."""
+        """The state of the ranks, with the verb in singular or plural: "waits in all_reduce #5", "wait in …"."""
         return self.state if len(self.ranks) == 1 else re.sub("^waits", "wait", self.state)
 
 

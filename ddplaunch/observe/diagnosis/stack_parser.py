@@ -78,7 +78,7 @@ def parse_dump(dump: bytes, folder: str, package: str = PACKAGE_DIR, *, outer: b
 
 
 def find_stage(dump: bytes, threads: tuple[Thread, ...], package: str = PACKAGE_DIR) -> str:
-    """Return what a rank does whose program is not over, though its main thread is in none of its code; else "".
+    """Return the state of a rank that runs no user code but has not ended: "about to begin", …; else "".
 
     The evidence is the function of ddplaunch below the program's stack (``rank_runner.py``): ``exit`` runs when the
     program is over. What remains in ``run_program`` is a rank of a session, which waits for its next call.

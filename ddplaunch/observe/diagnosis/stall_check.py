@@ -61,7 +61,7 @@ class Stall(NamedTuple):
 
 
 class StallCheck(NamedTuple):
-    """A stall; or the seconds after which it would be one if nothing happens; or neither."""
+    """The result of a check: a stall, or the seconds until it would be one if nothing changes, or neither."""
 
     stall: Stall | None = None
     retry_after_s: float | None = None
@@ -171,7 +171,7 @@ def format_trace(rank: RankInspection, operation: str = "") -> str:
 
 
 def describe_activity(inspection: Inspection) -> str:
-    """Describe what the ranks that have not ended do: who waits for whom, or else their lines."""
+    """Describe what the ranks that have not ended do: who waits for whom, or else where in the code they are."""
     if waiting := find_waits(inspection):
         return describe_wait(waiting[0], inspection)
     return _describe_ranks([rank for rank in inspection.ranks if runs_program(rank)])
@@ -185,7 +185,7 @@ def _describe_ranks(found: Sequence[RankInspection]) -> str:
 
 
 def find_stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspection]:
-    """Return the ranks among these that have not ended."""
+    """Return the ranks in ``among`` that still run the user's program."""
     return [rank for rank in inspection.ranks if rank.rank in among and runs_program(rank)]
 
 
@@ -200,7 +200,7 @@ def describe_locations(found: Sequence[RankInspection]) -> str:
 
 
 def _ranks_by_location(ranks: Sequence[RankInspection]) -> dict[str, list[int]]:
-    """Return the ranks by location."""
+    """Map each location in the code to the ranks that are there."""
     by_location: dict[str, list[int]] = {}
     apart = library_calls(ranks, ranks)
     for rank in ranks:

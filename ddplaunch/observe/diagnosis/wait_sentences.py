@@ -119,7 +119,7 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
 
 
 def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
-    """Describe a wait without a missing rank.
+    """Describe why ranks wait although no rank is missing.
 
     "Have entered it": each member has reported a number that is as high. "All … wait too", "are in it": each has a
     stack in such a call. Ranks without this evidence are named instead, or the sentence says that some are unknown.
@@ -177,7 +177,7 @@ def _describe_given_worlds(wait: Wait, inspection: Inspection) -> str:
 
 
 def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: Frame | None) -> str:
-    """Describe why a rank is missing, beginning with a verb; ``apart`` as for ``describe_call``."""
+    """Describe why a rank is not where others wait, beginning with a verb; ``apart``: as for ``describe_call``."""
     if state := describe_halt(rank).now:
         return state
     if missing.waits:
@@ -221,7 +221,7 @@ def describe_halt(rank: RankInspection) -> HaltText:
 
 
 def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
-    """Describe which ranks have entered which collective at one number of a group."""
+    """Describe the different collectives that ranks have entered under the same number in a process group."""
     by_number = inspection.by_number
     roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.mismatched]
     rooted = None not in roots and len(set(roots)) > 1
@@ -273,7 +273,7 @@ def describe_uneven_counts(ranks: Sequence[RankInspection]) -> str:
 
 
 def find_uneven_counts(ranks: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
-    """Return the ranks by how many operations they have begun, fewest first, of the first group where that differs.
+    """Group the ranks by how many operations they have begun, fewest first, in the first group where these differ.
 
     Ranks that have ended are left out. Empty if a flight recorder has replied: that shows who waits, numbers do not.
     """

@@ -120,7 +120,7 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
 
 
 def correct_counters(inspection: Inspection) -> Inspection:
-    """Count as completed what a rank's stack or flight recorder shows it not to wait in.
+    """Mark operations as completed if a rank's stack or flight recorder shows that it does not wait in them.
 
     Without them, torch's counters stay as they are: see ``group_progress``.
     """
@@ -207,7 +207,7 @@ class _InspectionView:
         return {number: each for number, each in progress.items() if waits(number, each)}
 
     def find_wait(self, group: str) -> Wait | None:
-        """Find the wait of a group, at the first number that a rank has not entered."""
+        """Return the wait in a process group, at its first collective that a member has not entered; or None."""
         stuck = self.waiting(group)
         if not stuck:
             return None
@@ -226,7 +226,7 @@ class _InspectionView:
         unseen = vague or any(rank not in known for rank in members)
         certain = {rank: each for rank, each in stuck.items() if each.is_certain}
         if not (missing or unseen or certain):
-            return None  # all have entered it, and no rank reported whether it has completed
+            return None  # all have entered the collective, and no rank reported whether it has completed
         here = {
             r: e for r, e in stuck.items() if (e.first_incomplete == number if e.is_certain else e.entered >= number)
         }
@@ -287,7 +287,7 @@ class _InspectionView:
         ]
 
     def _has_absent_rank(self, group: str, number: int) -> bool:
-        """Whether a rank without reported progress in a group has not entered its collectives."""
+        """Whether a rank that reported no progress in a process group counts as not in its collectives."""
         rank = self.ranks[number]
         if group in self.progress[number]:
             return False  # it has progress, in numbers that cannot be compared
@@ -375,7 +375,7 @@ class _InspectionView:
                 )
 
     def _rpc_callees(self, *callers: int) -> list[int]:
-        """The ranks that were called by RPC; if unknown, the other ranks in which a thread works on such a call."""
+        """Return the ranks that ``callers`` wait for in an RPC; if unknown, all other ranks that execute an RPC."""
         calls = [self.ranks[rank].inside for rank in callers]
         named = {each.names for each in calls if each and each.operation in RPC_CALLS and each.names is not None}
         if named:
@@ -385,7 +385,7 @@ class _InspectionView:
     def _awaited(
         self, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
     ) -> list[int]:
-        """Return the inspected ranks that others wait for in ``calls``: their partner, or the group's other members."""
+        """Return the inspected ranks that the ranks in ``calls`` wait for: a partner, or other members of the group."""
         if partner is not None:
             others: Iterable[int] = [partner]
         elif members:
@@ -411,7 +411,7 @@ class _InspectionView:
         return matched
 
     def _has_called(self, function: str, rank: int) -> bool:
-        """Whether a rank that is in no call is known to have been in it: it has a process group."""
+        """Whether a rank is known to have called ``function``: for init_process_group, if it has a process group."""
         found = self.ranks[rank]
         return function == INIT_FUNCTION and (bool(found.groups) or found.answers is True)
 

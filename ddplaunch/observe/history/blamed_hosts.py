@@ -37,7 +37,7 @@ def find_blamed_hosts(records: Iterable[RunRecord]) -> list[BlamedHost]:
 
 
 def find_hosts_to_exclude(now: float) -> list[BlamedHost]:
-    """Find the hosts on which batch jobs failed repeatedly in RECENT_S; reads the runs that READ_TIMEOUT_S allows."""
+    """Find the hosts on which batch jobs failed repeatedly in RECENT_S; reads runs for READ_TIMEOUT_S at most."""
     deadline = time.monotonic() + READ_TIMEOUT_S
     latest_first = history_store.read_all_records()
     records = itertools.takewhile(lambda each: time.monotonic() < deadline, latest_first)

@@ -30,7 +30,7 @@ FIRST_RUN_SUFFIX = ".1"  # of the first run of a reused run id; the id itself na
 
 
 class RunFolder(NamedTuple):
-    """The folder of a run, as listing shows it: the records of 2,000 runs would take seconds to read."""
+    """What is known of a run without its records: to read those of 2,000 runs would take seconds."""
 
     name: str
     modified_ns: int
@@ -70,13 +70,13 @@ def list_folders() -> list[RunFolder]:
 
 
 def mark_over(folder: int) -> None:
-    """Mark a run as over, by the descriptor of its folder; where that is not possible, its records are read."""
+    """Mark a run as over in the mode of its folder; errors are ignored, and the run's records are read instead."""
     with suppress(OSError):
         os.fchmod(folder, 0o700 | OVER_BIT)
 
 
 def _is_reused(name: str, taken: set[str]) -> bool:
-    """Whether the run in this folder was the first of several with its run id, and the name for that is free."""
+    """Whether run ``name`` was the first of several with one run id, and the name for such a first run is free."""
     if f"{name}.2" not in taken or name + FIRST_RUN_SUFFIX in taken:
         return False
     second = read_run_record(f"{name}.2")
@@ -84,7 +84,7 @@ def _is_reused(name: str, taken: set[str]) -> bool:
 
 
 def has_run(word: str) -> bool:
-    """Whether this is the name of a recorded run, or the run id of several."""
+    """Whether ``word`` is the name of a recorded run, or the run id of several."""
     return not {word, word + FIRST_RUN_SUFFIX}.isdisjoint(list_runs())
 
 
@@ -151,12 +151,12 @@ def find_newest_run(run_id: str, since: float) -> str | None:
 
 
 def read_run_record(name: str) -> RunRecord | None:
-    """Read the record of a run: node 0's, if it is here."""
+    """Read the record of a run: node 0's if this history has it, else another node's; None without any."""
     return next(iter(read_node_records(name)), None)
 
 
 def read_launchers_here() -> Iterator[RunRecord]:
-    """Read the heads of the records whose launchers are alive on this machine."""
+    """Read the first lines of the records whose launchers are alive on this machine."""
     here = host_name()
     for name in (each.name for each in list_folders() if not each.is_over):
         with suppress(OSError):
@@ -178,7 +178,7 @@ def read_open_records() -> Iterator[RunRecord]:
 
 
 def read_first_head(name: str) -> RunRecord | None:
-    """Read what the record of a run says of its start: node 0's, if it is here."""
+    """Read the first line of a run's record, of the lowest node rank with a record in this history."""
     folder = run_dir(name)
     files = (file for file in list_dir(folder) if file.startswith("node-") and file.endswith(".jsonl"))
     heads = (read_record_head(os.path.join(folder, file), name) for file in files)
@@ -186,7 +186,7 @@ def read_first_head(name: str) -> RunRecord | None:
 
 
 def read_all_heads() -> Iterator[RunRecord]:
-    """Read what the records of all runs say of their start, the latest first."""
+    """Read the first line of each run's record, the latest run first."""
     yield from filter(None, map(read_first_head, list_runs()))
 
 

@@ -137,7 +137,7 @@ class RunRecord(Struct, frozen=True):
 
     @property
     def last_seen(self) -> float:
-        """When it ended or, where that is not recorded, the last moment at which it is known to have run."""
+        """When the run ended or, if that is not recorded, the last moment at which it is known to have run."""
         return self.ended or self.began + self.spent.wall_s
 
 
@@ -149,7 +149,7 @@ class DomainNodes(Struct, frozen=True):
 
 
 class RecordBuilder:
-    """Builds a record while its lines are read; mutable, as a frozen one would be copied for each line."""
+    """Builds a run record line by line; mutable, as a frozen record would be copied for each line."""
 
     def __init__(self, head: RunRecord) -> None:
         self._head = head
@@ -293,12 +293,12 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
 
 
 def is_unread_note(note: str) -> bool:
-    """Whether this note of a record says that lines of it were left out."""
+    """Whether ``note`` of a run record says that lines of the record were left out."""
     return note.endswith(UNREAD_TEXT)
 
 
 def read_record_head(path: str, run: str) -> RunRecord | None:
-    """Read what a record says of the start of its run, as ``read_record`` does, without the events."""
+    """Read only the first line of a record, which describes the start of the run; None if there is none."""
     with suppress(OSError), os.fdopen(os.open(path, _READ_FLAGS), "rb") as file:
         if os.fstat(file.fileno()).st_uid == os.geteuid():
             return _parse_head(file.readline(MAX_BYTES), run)

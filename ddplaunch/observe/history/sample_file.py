@@ -46,7 +46,7 @@ class SavedPlan(Struct, frozen=True):
 
 
 class SampleFile:
-    """Writes the samples of one node to the history, if the run has one.
+    """Writes the samples of one node to a file in the run's history, if the run has a history.
 
     A thread writes them, one at a time: the launcher goes on if the disk hangs, as a home on the network may.
     """

@@ -18,7 +18,7 @@ from ddplaunch.core.events import AttemptStarted, Event
 
 
 class TimeCategory(Enum):
-    """The category of a moment; the value is its field of ``TimeBreakdown``."""
+    """What a moment of a run was used for; each value is the name of a field of ``TimeBreakdown``."""
 
     QUEUED = "queued"
     WAITING = "waiting"
@@ -85,7 +85,7 @@ class TimeAccounting:
 
     @property
     def stall_periods(self) -> tuple[tuple[float, float], ...]:
-        """When the ranks were stalled."""
+        """Begin and end of each period in which the ranks were stalled."""
         return tuple((begin, end) for part, begin, end in self._periods if part is TimeCategory.STALLED)
 
     def on_event(self, event: Event | AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
@@ -132,7 +132,7 @@ class TimeAccounting:
                 self._has_ended = True
 
     def _switch_to(self, part: TimeCategory, moment: float) -> None:
-        """Start category ``part`` at ``moment``."""
+        """End the current period at ``moment`` and begin one of category ``part``."""
         if moment > self._since:
             begin = self._since
             if self._periods and self._periods[-1][::2] == (self._category, begin):  # split by breakdown()
@@ -144,7 +144,7 @@ class TimeAccounting:
         self._switch_to(TimeCategory.STOPPING, moment)
 
     def _reclassify(self, part: TimeCategory, begin: float, end: float) -> None:
-        """Count what was steady between these moments as ``part``."""
+        """Change category STEADY to ``part`` between ``begin`` and ``end``."""
         periods: list[tuple[TimeCategory, float, float]] = []
         for period in self._periods:
             first, last = max(begin, period[1]), min(end, period[2])

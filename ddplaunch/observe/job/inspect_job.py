@@ -35,7 +35,7 @@ LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang
 
 
 class InspectJob(JobSide):
-    """Inspects the ranks of a job once an attempt, and by --stall-timeout and --straggler-timeout."""
+    """Inspects the ranks of a job before an attempt is stopped, and for --stall-timeout and --straggler-timeout."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -81,7 +81,7 @@ class InspectJob(JobSide):
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)
 
     def _on_crash(self, node: int, rank: int) -> None:
-        """Inspect all ranks, once for those that crash together, while the first of them is still there."""
+        """Called when native code has failed in a rank: inspect all ranks, once for ranks that crash together."""
         self._crashed.append((node, rank))
         if self._crash is not None and self._context.now.mono - self._crash[0] < CRASHES_TOGETHER_S:
             self._on_crash_inspected(self._attempt, self._crash[1])
@@ -98,7 +98,7 @@ class InspectJob(JobSide):
         self._crashed.clear()
 
     def _stop_attempt(self, expired: StopCause, inspection: Inspection) -> None:
-        """Stop the attempt by a time limit, which has found this ``inspection``."""
+        """Stop the attempt because a time limit has expired, and keep the inspection that showed it."""
         self._expired = expired, inspection
         self._context.stop_attempt(expired)
 
@@ -119,7 +119,7 @@ class InspectJob(JobSide):
         self._store(reply)
 
     def _store(self, inspection: Inspection) -> None:
-        """Record what the ranks were doing before they were stopped; node 0 gets it for its observers."""
+        """Keep the last inspection of the ranks before they were stopped, and send it to node 0's launcher."""
         self._inspection = inspection
         self._context.send(0, RanksInspected(inspection))
 
@@ -140,7 +140,7 @@ class InspectJob(JobSide):
 
 
 def _blamed_rank(context: JobContext, inspection: Inspection, failures: Sequence[RankFailure]) -> str | None:
-    """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
+    """Describe the rank that the failed ranks had waited for; None if there is none, or it is unknown."""
     tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)
     culprit = find_culprit(inspection, tracebacks, timed_out=timed_out, folder=context.config.folder)
@@ -148,7 +148,7 @@ def _blamed_rank(context: JobContext, inspection: Inspection, failures: Sequence
 
 
 def _describe_long_waits(inspection: Inspection) -> str | None:
-    """Which ranks waited for which when the job was stopped, if longer than LONG_WAIT_S: perhaps a hang."""
+    """Describe which ranks waited for which at the stop, if a wait took longer than LONG_WAIT_S; else None."""
     entered = [each.entered for rank in inspection.ranks for each in rank.last if not each.completed]
     # When send, recv and init_process_group began is not known: use how long the ranks printed nothing.
     quiet_for = {rank.rank: rank.quiet or 0.0 for rank in inspection.ranks}

@@ -1,4 +1,4 @@
-"""Watches on node 0 for ranks that loop at one place while others wait for them, and reports those once."""
+"""Finds, on node 0, ranks that loop at one place while others wait for them, and reports each once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _RankSightings:
         self.report_after_s = LOOP_REPORT_S  # longer where steps are
 
     def add(self, busy: BusyRank) -> bool:
-        """Add a sighting; return whether it is at the place of those before."""
+        """Add the place at which an inspection found the rank; return whether all sightings are at one place."""
         self.stacks = [*self.stacks[-_MAX_SIGHTINGS:], busy.own_frames]
         self.place = find_loop(self.stacks) if busy.progress_key == self.busy.progress_key else ""
         self.busy = busy
@@ -46,7 +46,7 @@ class _RankSightings:
 
 
 class LoopWatch:
-    """Collects where busy ranks are, inspection after inspection, in one attempt."""
+    """Collects where in the code busy ranks are in each inspection of one attempt."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class LoopWatch:
         self._report_after_s: dict[str, float] = {}  # by place
 
     def begin(self) -> None:
-        """Forget what belongs to the attempt before."""
+        """Called when an attempt starts: discard the sightings of the previous one."""
         self._watched.clear()
         self._report_after_s.clear()
         self._context.cancel_deadlines(LOOP_SIGHTING)

@@ -30,7 +30,7 @@ class StallLimit:
     """Inspects the ranks when a node suspects a stall; reports it, or stops the attempt by --on-stall."""
 
     def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
-        """``on_expired`` stops the attempt if ranks run."""
+        """``on_expired`` is called when a stall is to end the attempt; it stops the attempt if ranks run."""
         self._context, self._hangs, self._on_expired = context, context.options[Hangs], on_expired
         self._limits = context.limits
         self._attempt = -1
@@ -50,7 +50,7 @@ class StallLimit:
         self._loops.begin()
 
     def on_deadline(self, name: str) -> None:
-        """Called for each of DEADLINES, and those of ``LoopWatch``."""
+        """Called when one of DEADLINES, or the deadline of ``LoopWatch``, has passed."""
         if name == INSPECT:
             self._inspect()
         elif name in (EARLY_REPORT, LOOP_SIGHTING):
@@ -61,7 +61,7 @@ class StallLimit:
                 self._inspect()
 
     def on_suspected(self) -> None:
-        """Called when a node's ranks make no progress: inspect all nodes, once for the suspicions of many nodes."""
+        """Called when a node suspects a stall: inspect all nodes, at most once at a time."""
         if self._inspecting:
             self._suspected_again = True
         else:

@@ -22,7 +22,7 @@ class StragglerLimit:
     """Inspects the ranks when the timeout has expired, and stops the attempt if some still run."""
 
     def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
-        """``on_expired`` stops the attempt if ranks run."""
+        """``on_expired`` is called when the straggler timeout has expired; it stops the attempt if ranks run."""
         self._context, self._nodes, self._on_expired = context, context.nodes, on_expired
         self._timeout_s = context.options[Hangs].straggler_timeout
         self._attempt = -1
@@ -45,7 +45,7 @@ class StragglerLimit:
         self.inspect()
 
     def inspect(self) -> None:
-        """Inspect all ranks, to see which still run: the deadline STRAGGLER_CHECK."""
+        """Inspect all ranks, to find those that still run; also called at deadline STRAGGLER_CHECK."""
         self._context.gather("inspect", Detail.STACKS, partial(self._check, self._attempt))
 
     def _check(self, attempt: int, inspection: Inspection) -> None:

@@ -29,10 +29,10 @@ _WORKER_LOOP_FILE, _PROCESS = (
 
 
 class DataLoaderWorkers:
-    """The workers of one rank; ``inspected``: those inspected so far."""
+    """Dumps the stacks of a rank's child processes, one after the other; ``inspected``: the results so far."""
 
     def __init__(self, process: RankProcess, channel: RankChannel, *, of_loader: bool) -> None:
-        """``of_loader``: the rank waits for its DataLoader, else for any process of multiprocessing."""
+        """``of_loader``: inspect the workers of a DataLoader; else any child process of multiprocessing."""
         self._process, self._channel, self._entry_file = process, channel, _WORKER_LOOP_FILE if of_loader else _PROCESS
         self.inspected: list[Worker] = []
         self._dump: RankStackDump | None = None
@@ -104,12 +104,12 @@ def _list_children(pid: int) -> list[int]:
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Whether a child of a rank is multiprocessing's, which forks its processes."""
+    """Whether a child process of a rank is the fork server of multiprocessing."""
     return b"from multiprocessing.forkserver import main" in read_proc_file(pid, "cmdline")
 
 
 def _read_stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
-    """The name of a child, its exit code (None while alive), and whether it is stopped; None if not a child."""
+    """Return name, exit code (None while alive) and whether stopped, of a child process; None if it is no child."""
     head, _, tail = read_proc_file(pid, "stat").rpartition(b")")
     fields = tail.split()
     if not fields or int(fields[1]) != parent:

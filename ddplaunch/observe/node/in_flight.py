@@ -12,7 +12,7 @@ from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 
 
 def read_in_flight(path: str) -> tuple[str, str] | None:
-    """Read message and traceback of the newest exception that will end the rank.
+    """Read message and traceback of the newest exception that a rank is handling and that will end its program.
 
     None if it is handling none, or catches them.
     """
@@ -37,7 +37,7 @@ def propagates(source: str, line: int) -> bool:
 
 
 def _list_handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
-    """Yield for each handler of exceptions its first and last line, and the last line from which they propagate."""
+    """Yield first and last line of each exception handler, and the last line from which an exception propagates."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With | ast.AsyncWith):
             last = node.items[-1].context_expr.end_lineno or node.lineno

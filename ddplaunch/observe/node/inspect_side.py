@@ -70,7 +70,7 @@ class InspectSide(NodeSide):
         context.job.rpc.handlers[KIND.name] = context.loop.guard(self._inspections.answer)
 
     def inspect(self, loop: IsolatedLoop, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect this node's ranks for another feature, which has ``loop``, once an attempt has started."""
+        """Inspect this node's ranks for another feature, if an attempt has started; ``loop`` guards ``on_done``."""
         if self._ranks is not None:
             self._inspect_ranks(detail, self._ranks, loop.guard(on_done))
 
@@ -190,7 +190,7 @@ class InspectSide(NodeSide):
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read and remove the file of a rank with its arrivals at its last collectives.
+    """Read and remove the file in which a rank recorded when it arrived at its last collectives.
 
     Empty if it is truncated, as on a full disk.
     """

@@ -63,7 +63,7 @@ class InspectionPhase(Enum):
 
 
 class InspectionStep(Enum):
-    """What the machine may do next."""
+    """A step from one phase of an inspection to another."""
 
     READ = "ask ranks for their collectives"
     DUMP_WORKERS = "dump the stacks of children"
@@ -92,7 +92,7 @@ INSPECTION_TRANSITIONS: Transitions[InspectionPhase, InspectionStep] = {
 
 
 class Begun(MachineEvent, frozen=True):
-    """What is known of each rank before it is asked."""
+    """The inspection begins: what is known of each rank without a reply from it."""
 
     inspected: Mapping[int, RankInspection]
     alive: frozenset[int]  # ranks with a process
@@ -101,13 +101,13 @@ class Begun(MachineEvent, frozen=True):
 
 
 class Requested(MachineEvent, frozen=True):
-    """Reply to ``Request``: these ranks can reply, and were asked."""
+    """Reply to ``Request``: the ranks that can reply, to which the request was sent."""
 
     ranks: frozenset[int]
 
 
 class Replied(MachineEvent, frozen=True):
-    """A rank has replied."""
+    """A rank has replied to a request for the state of its collectives."""
 
     rank: int
     reply: RankReply
@@ -137,7 +137,7 @@ class DumpsCollected(MachineEvent, frozen=True):
 
 
 class WorkersCollected(MachineEvent, frozen=True):
-    """Reply to ``CollectWorkers``."""
+    """Reply to ``CollectWorkers``: the child processes of each rank, with their stacks."""
 
     workers: Mapping[int, tuple[Worker, ...]]
 
@@ -167,19 +167,19 @@ class Request(Command, frozen=True):
 
 
 class StopListening(Command, frozen=True):
-    """Expect no reply of these ranks any more."""
+    """Do not wait for replies of these ranks any more."""
 
     ranks: tuple[int, ...]
 
 
 class Poll(Command, frozen=True):
-    """Look whether dumps are complete, ``later`` in a moment; then ``Polled``."""
+    """Check whether stack dumps are complete, ``later``: after a short delay; the reply is ``Polled``."""
 
     later: bool = False
 
 
 class CollectDumps(Command, frozen=True):
-    """Give up dumps that are not complete; the reply is ``DumpsCollected``."""
+    """Collect the stack dumps, and discard incomplete ones; the reply is ``DumpsCollected``."""
 
 
 class StartWorkers(Command, frozen=True):
@@ -190,11 +190,11 @@ class StartWorkers(Command, frozen=True):
 
 
 class CollectWorkers(Command, frozen=True):
-    """Give up dumps of children that are not complete; the reply is ``WorkersCollected``."""
+    """Collect the stacks of child processes, and discard incomplete ones; the reply is ``WorkersCollected``."""
 
 
 class ReadStates(Command, frozen=True):
-    """Read which ranks have ended, ``later`` in a moment; the reply is ``StatesRead``."""
+    """Read which ranks have ended, ``later``: after a short delay; the reply is ``StatesRead``."""
 
     later: bool = False
 
@@ -276,7 +276,7 @@ class InspectionMachine(Machine):
         self._do(StartDump(rank, self._found[rank].condition))
 
     def _read(self, now: Now, only: tuple[int, ...] | None = None) -> None:
-        """Request the state of all ranks, or details of ``only`` some."""
+        """Request the state of all ranks, or the last collectives of the ranks ``only``."""
         self._take_step(InspectionStep.READ)
         self._round += 1
         ranks = only if only is not None else tuple(self._found)
@@ -313,7 +313,7 @@ class InspectionMachine(Machine):
         return replace(inspected, groups=again.groups, moved=moved, inside=again.inside)
 
     def _on_polled(self, alive: frozenset[int], now: Now, *, is_dumping: bool) -> None:
-        """Go on once all replies and dumps have come, or the timeout has expired."""
+        """Continue with the next step once all replies and stack dumps have come, or the timeout has expired."""
         for rank in [*self._unconfirmed]:
             if rank not in self._pending or now.mono - self._began > SIGNAL_CHECK_TIMEOUT_S:
                 if rank in alive:

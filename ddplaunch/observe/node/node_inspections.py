@@ -52,7 +52,7 @@ class NodeInspections:
         self._queue: deque[_QueuedInspection] = deque()
 
     def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        """Inspect this node's ranks for node 0."""
+        """Inspect this node's ranks on a request of node 0, and reply."""
 
         def on_done(inspection: Inspection) -> None:
             if request.payload is Detail.WAITS:
@@ -95,7 +95,7 @@ class NodeInspections:
         self._post(Inspection(time.time(), (), ranks.plan.world_size))
 
     def _post(self, inspection: Inspection) -> None:
-        """Continue outside the isolated loop: an exception in ``on_done`` is not the inspector's."""
+        """Call ``on_done`` from the launcher's event loop: an exception in it is not one of the inspector."""
         self._loop.call_soon(partial(self._on_inspected, inspection))
 
     def _on_inspected(self, inspection: Inspection) -> None:

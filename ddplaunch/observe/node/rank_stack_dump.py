@@ -34,7 +34,7 @@ _RUNNING_DELAY_S = 0.12  # a rank that runs longer is in native code, and holds 
 
 
 class RankStackDump:
-    """One dump; ``why_not``: why there is none, for users, or ""."""
+    """One dump of a rank's stacks; ``why_not``: why there is none, for users."""
 
     def __init__(self, process: RankProcess, signals: tuple[int, int], fd: int, condition: ProcessCondition) -> None:
         """Send the first of ``signals`` to the rank, which writes to its descriptor ``fd``."""

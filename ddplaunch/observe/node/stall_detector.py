@@ -115,7 +115,7 @@ class StallDetector:
                 self._noisy_check_at = time.monotonic() + EARLY_STALL_CHECK_S
 
     def _restart(self) -> None:
-        """Discard all measurements: the launcher itself was stopped."""
+        """Discard all measurements: at the start of an attempt, or after the launcher itself was stopped."""
         self._snapshots.clear()
         self._since.clear()
         if self._ranks is not None:
@@ -172,7 +172,7 @@ class StallDetector:
         self._timer = self._loop.call_later(seconds, self._on_timer)
 
     def _schedule_next(self, ranks: NodeRanks) -> None:
-        """Check again when the time without output has doubled; beyond the stall timeout, at its intervals."""
+        """Schedule the next check: at twice the time without output; after the stall timeout, once per interval."""
         self._was_waiting = False
         if self._next == len(self._checks) - 1:
             return self._schedule(self._timeout)
@@ -219,7 +219,7 @@ class StallDetector:
     def wrap_inspection_callback(
         self, ranks: NodeRanks | None, done: Callable[[Inspection], None]
     ) -> Callable[[Inspection], None]:
-        """Wrap the callback of an inspection for another purpose: note since when collectives are unchanged."""
+        """Wrap the callback of another inspection, to record also since when the ranks' collectives are unchanged."""
 
         def note(inspection: Inspection) -> None:
             if ranks is not None and ranks is self._ranks:
@@ -233,14 +233,14 @@ class StallDetector:
         return on_inspected
 
     def add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
-        """Add what only this node knows to an inspection; after an exception, return it unchanged."""
+        """Add idle times and usage of this node's ranks to an inspection; after an exception, return it unchanged."""
         found = [inspection]
         if ranks is self._ranks:
             self._loop.guard(lambda: found.append(self._add_measurements(inspection, ranks)))()
         return found[-1]
 
     def _add_measurements(self, inspection: Inspection, ranks: NodeRanks, *, keep: bool = False) -> Inspection:
-        """Add seconds without output, seconds without progress and usage; ``keep`` stores the usage."""
+        """Add times without output, times without progress and usage to an inspection; ``keep`` stores the usage."""
         self._check_wall_clock()
         self._silence_s(ranks)
         moment = time.monotonic()
@@ -277,7 +277,7 @@ class StallDetector:
         return _UsageSnapshot(time.monotonic(), usage)
 
     def _time_since_progress(self, rank: RankInspection, now: float) -> float:
-        """Seconds since a rank's collectives last changed: since that was seen, or since it entered the last one."""
+        """Seconds since a rank's collectives were seen to change, or since it entered the last if that is longer."""
         known, since = self._since.setdefault(rank.rank, (rank.groups, now))
         if known != rank.groups and rank.answers is not False:  # a rank that does not reply may not have moved
             since = now

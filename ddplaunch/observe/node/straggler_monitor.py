@@ -85,7 +85,7 @@ class StragglerMonitor:
             self._notify(self._format_note(stragglers, inspection))
 
     def _on_failed(self, rank: int, what: str) -> None:
-        """The program of a rank has failed; its process runs until its threads and ``atexit`` handlers are done."""
+        """Called when a rank's program has failed; the process runs on for its threads and ``atexit`` handlers."""
         if not self._failed:
             self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
         self._failed[rank] = what

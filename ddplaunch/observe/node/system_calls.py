@@ -63,7 +63,7 @@ class Sleep(NamedTuple):
 
 
 def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
-    """Read what ranks sleep in, by their ``pids``; ``store``: the port of the job's store."""
+    """Read the system call that each rank's main thread sleeps in; ``store``: the port of the job's store."""
     sleeps: dict[int, Sleep] = {}
     sockets: dict[int, int] = {}
     for rank, pid in pids.items():

@@ -28,7 +28,7 @@ class TreeUsage(NamedTuple):
     cpu_s: float  # seconds
     bytes_transferred: int  # read and written: files, pipes and disks; not send and recv
     network: Mapping[int, int] = {}  # bytes of each TCP connection to outside the job, by inode
-    threads: Mapping[int, ThreadTime] = {}  # of the threads that run now, by thread id, without gloo's
+    threads: Mapping[int, ThreadTime] = {}  # of the threads that run now, by thread id, without gloo's threads
 
 
 def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
@@ -82,7 +82,7 @@ def withheld_cpu_s(before: TreeUsage, now: TreeUsage, seconds: float) -> float:
 
 
 def _read_threads(pid: int, *, has_loops: bool) -> tuple[dict[int, ThreadTime], float]:
-    """The times of a process's threads, and apart the CPU seconds of gloo's, if it has these.
+    """Return the times of a process's threads except gloo's, and the CPU seconds of gloo's threads.
 
     A group has two or three of them, which wake up without any work. What they do for a collective or a send is not
     progress of the rank either: another rank waits for it.

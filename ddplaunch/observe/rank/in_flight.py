@@ -22,14 +22,14 @@ _MAX_FRAMES = 100
 
 
 class InFlight:
-    """Keeps a file up to date that exists while the main thread handles an exception."""
+    """Writes the exception that the main thread handles to a file, and removes the file when none is handled."""
 
     def __init__(self, path: str, main_thread: int) -> None:
         self._path, self._main, self._pid = path, main_thread, os.getpid()
         self._text = ""
 
     def note(self) -> None:
-        """Write or remove the file; called from another thread, or in the main one between two instructions."""
+        """Write or remove the file; called from another thread, or in the main thread between two instructions."""
         try:
             found = sys._current_exceptions().get(self._main)  # type: ignore[attr-defined, unused-ignore]
             error = found[1] if isinstance(found, tuple) else found

@@ -35,10 +35,10 @@ _RPC, _RPC_FUNCTIONS = "torch.distributed.rpc.api", ("remote", "rpc_sync", "rpc_
 
 
 class Side:
-    """Answers the inspections of one rank."""
+    """The inspection feature's part in a rank: replies to inspections, and prepares stack dumps."""
 
     def __init__(self, rank: RankRunner, in_flight_file: str, trace_file: str, trace_min_age_s: float) -> None:
-        """``in_flight_file`` and ``trace_file``: the files to write, each "" for none."""
+        """``in_flight_file`` and ``trace_file``: the paths of files that the rank writes, each "" for none."""
         assert rank.endpoint is not None
         self._endpoint, self._in_flight_file = rank.endpoint, in_flight_file
         self._trace_file, self._trace_min_age_s = trace_file, trace_min_age_s
@@ -116,9 +116,9 @@ class Side:
             pass  # the disk is full, or the folder was removed
 
     def _build_reply(self, *, details: bool) -> bytes:
-        """The parts of ``torch_state``; the current call is followed by the outer frames of a deep stack.
+        """Build the reply to an inspection: the parts of ``torch_state``, and the outer frames of a deep stack.
 
-        With ``details`` it is followed by all frames, for a rank that gets no signal because it waits for one.
+        With ``details`` the reply has all frames, for a rank that gets no signal because it waits for one.
         """
         initialised, groups, call, *traces = self._state.describe(self._module, details=details)
         outer = stacks.format_outer_frames(
@@ -157,7 +157,7 @@ class Side:
 
 
 def _wrap_once(module: ModuleType, name: str, callback: Callable[[], None]) -> None:
-    """Replace a function up to its first call in the closure cell of its decorator, so that no attribute changes."""
+    """Replace a function, until its first call, in the closure of its decorator: no attribute of a module changes."""
     for cell in getattr(getattr(module, name, None), "__closure__", None) or ():
         found = cell.cell_contents
         if getattr(found, "__name__", "") == name:
@@ -165,7 +165,7 @@ def _wrap_once(module: ModuleType, name: str, callback: Callable[[], None]) -> N
 
 
 class _CallOnce:
-    """Replaces a function up to its first call, without a frame of its own on that call's stack.
+    """Replacement of a function until its first call; it adds no frame to the stack of that call.
 
     The interpreter looks ``__call__`` up before a call, and the property acts then (slot_tp_call in
     Objects/typeobject.c).

@@ -26,14 +26,14 @@ _MAX_ITEMS = 16
 
 
 class Unknown:
-    """A value that only running the program would show; ``function``: what it calls, if it is the result of a call."""
+    """A value that is unknown without running code; ``function``: the function that would return it, if any."""
 
     def __init__(self, function: str = "") -> None:
         self.function = function
 
 
 class _UnreadableError(Exception):
-    """The instructions have a form that is not read here."""
+    """Raised for bytecode instructions that this module cannot read."""
 
 
 def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] | None:
@@ -98,7 +98,7 @@ class _Reader:
         self._frame, self._left = frame, instructions
 
     def read_call(self) -> tuple[Any, str]:
-        """Return the first argument of a call and the name of its function; the function's object is left to read."""
+        """Read a call: return its first argument and the name of its function; the object is read next."""
         name, count = self._left.pop()
         if name not in _CALLS:
             raise _UnreadableError
@@ -112,7 +112,7 @@ class _Reader:
         return arguments[-1] if arguments else Unknown(), function
 
     def read(self) -> Any:
-        """Return the value of the expression that ends here, or ``Unknown``."""
+        """Return the value of the expression that ends at the last unread instruction, or ``Unknown``."""
         name, value = self._left[-1]
         if name in _CALLS:
             return self._read_result()
@@ -158,7 +158,7 @@ class _Reader:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute that is stored in the object itself: a property would run the program's code."""
+    """Return an attribute that is stored in the object's ``__dict__``: a property would run the program's code."""
     try:
         return object.__getattribute__(value, "__dict__").get(name, Unknown())
     except AttributeError:

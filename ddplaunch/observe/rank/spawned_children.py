@@ -56,7 +56,7 @@ except Exception:
 
 
 class _Setup:
-    """Pickled as a call that sets up the process in which it is unpickled."""
+    """An object that is pickled as a call, which sets up the process that unpickles it."""
 
     def __init__(self, *arguments: int) -> None:
         self._arguments = arguments

@@ -30,7 +30,7 @@ _MAX_OUTER_FRAMES = 500
 
 
 class StackWriter:
-    """The two signals and the descriptor of the memfd; all are 0 if the system has no such signals or memfds."""
+    """The two signals that write stacks, and the memfd that they write to; all are 0 if not available."""
 
     def __init__(self, endpoint: InspectionEndpoint) -> None:
         """Choose two free signals, and handle them; the first also wakes the main thread for other requests."""
@@ -75,7 +75,7 @@ _writer: StackWriter | None = None
 
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
-    """The handler of the first signal: a plain function, because the program can see it."""
+    """Signal handler that writes all stacks to the memfd; a plain function, because the program can see it."""
     trace = inspection_endpoint.suspend_tracing()
     try:
         assert _writer is not None

@@ -99,7 +99,7 @@ def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
 
 
 def _call(module: ModuleType) -> bytes:
-    """Find the torch.distributed function that the program is in, the one that it calls, and the rank that this names.
+    """Find the torch.distributed function that the program is in, the one that it calls, and the rank in its arguments.
 
     "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
     follow, "1,3", the key of a store, and the world size. Of the frames' variables only numbers, groups and what
@@ -145,7 +145,7 @@ def _given_world(top: FrameType, init: FrameType) -> tuple[int, int]:
 
 
 def _members(module: ModuleType, inside: list[FrameType]) -> str:
-    """The ranks of the group that a call creates, or that ``monitored_barrier`` gets: "1,3"; "" for all ranks."""
+    """The members of the group that a call creates, or that ``monitored_barrier`` waits in: "1,3"; "" for all ranks."""
     ranks: Any = ()
     for frame in inside:
         if frame.f_code.co_name == "_new_process_group_helper":

@@ -41,7 +41,7 @@ FIRST_COLLECTIVE_LIMIT = 500  # collectives; a rank takes 12 ms to report that n
 
 
 class CounterSnapshot(Struct, frozen=True):
-    """Counters at one moment, since the start of each process; by rank, of those that run."""
+    """Counters of a node at one moment, by rank; each counts since the start of the process."""
 
     plan: Plan
     time: float  # seconds since the epoch
@@ -188,7 +188,7 @@ class SampleCollector(NodeSide):
     # --------------------------------------------------------------------------------------------- the first collective
 
     def _find_first_collective(self, attempt: int, inspection: Inspection, now: float) -> None:
-        """Emit when all ranks have entered their first collective; if they are long past it, the current time."""
+        """Emit ``FirstCollective`` once all ranks have entered a collective; if long ago, with the current time."""
         entered = [sum(group.enqueued for group in rank.groups) for rank in inspection.ranks]
         if self._inspect is None or not entered or not all(entered):
             return

@@ -70,7 +70,7 @@ def find_marker(environ: Mapping[str, str]) -> str | None:
 
 
 def _with_allocation(cluster_env: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
-    """Add node 0's address and a port from the batch system's allocation, which an MPI launcher in it does not supply.
+    """Add node 0's address and a port, which an MPI launcher does not supply, from the batch system's allocation.
 
     MPI launchers fill the hosts of the allocation in its order by default, so rank 0 is on the first.
     """

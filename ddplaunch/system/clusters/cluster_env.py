@@ -14,7 +14,7 @@ AllocationReader = Callable[[EnvVariables], "Allocation | None"]
 
 
 class RankAssignment(Struct, frozen=True):
-    """Rank of this process if the system has started all ranks; None: the system does not supply the local size."""
+    """The rank of this process if the cluster system has started all ranks; a local size of None is unknown."""
 
     rank: int
     world_size: int
@@ -33,7 +33,7 @@ class ClusterEnv(Struct, frozen=True):
     """
 
     cluster: str  # the system's name, as in `--cluster`
-    variables: tuple[str, ...]  # the variables it was read from
+    variables: tuple[str, ...]  # the names of the environment variables from which this was read
     nnodes: int | None
     node_rank: int | None
     min_nodes: int | None = None  # of an elastic job, else None
@@ -41,7 +41,7 @@ class ClusterEnv(Struct, frozen=True):
     address_may_be_unknown: bool = False
     """Whether the address is a name that resolves only after node 0's start, or before to an earlier node 0."""
     port: int | None = None
-    """The system's, or derived from the job id, else None; the next port is free too."""
+    """The port that the system supplies, or one derived from the job id; None if neither; the next one is free too."""
     run_id: str | None = None
     nproc: str | None = None  # processes per node, in the form of `--nproc`: "8", "auto"
     rank_assignment: RankAssignment | None = None
@@ -77,7 +77,7 @@ class DetectionPriority(IntEnum):
 
 
 class ClusterSystem(Struct, frozen=True):
-    """A system that starts processes. It always sets one of the ``marker_variables``."""
+    """A cluster system, which starts processes and sets one of the ``marker_variables`` in each of them."""
 
     name: str
     marker_variables: tuple[str, ...]

@@ -23,7 +23,7 @@ FIRST_PORT, PORT_PAIR_COUNT = 15000, 8000
 
 
 def missing_address_error(environ: EnvVariables, nnodes: str, node_rank: str) -> UsageError:
-    """Build the error for variables (the arguments are their names) that number nodes without node 0's address."""
+    """Build the error for variables ``nnodes`` and ``node_rank`` that are set while none has node 0's address."""
     return UsageError(
         f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but no variable has node 0's address",
         f'ddplaunch run --nnodes "${nnodes}" --node-rank "${node_rank}" --master-addr … on every node\n'
@@ -121,13 +121,13 @@ def outgoing_address() -> str | None:
 
 
 def own_host_index(hosts: Sequence[str]) -> int | None:
-    """Return the index of this machine among the hosts, None if it is not there."""
+    """Return the index of this machine in a list of hosts, None if the list does not contain it."""
     own = _label(host_name())
     return next((place for place, host in enumerate(hosts) if _label(host) == own), None)
 
 
 def _label(host: str) -> str:
-    """Return a host's name without its domain, which only some names have."""
+    """Return the first label of a host name, without its domain, to compare names with and without one."""
     return host.partition(".")[0]
 
 

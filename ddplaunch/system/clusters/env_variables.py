@@ -13,7 +13,7 @@ class EnvVariables(dict[str, str]):
     """The environment; methods for required variables and numbers raise UsageError."""
 
     def is_set(self, *names: str) -> bool:
-        """Whether all of them have a value; an empty one counts as unset, as in a shell's ``${NAME:-}``."""
+        """Whether all these variables have a value; an empty one counts as unset, as in a shell's ``${NAME:-}``."""
         return all(self.get(name) for name in names)
 
     def text(self, name: str) -> str:

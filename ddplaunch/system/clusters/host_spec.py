@@ -57,7 +57,7 @@ class Host(Struct, frozen=True):
 def read_host_options(
     hosts: str | None, hostfile: str | None, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
-    """Read the four options; one of the first two is given. Raises UsageError, as the others."""
+    """Read --hosts or --hostfile, and apply --include or --exclude. Raises UsageError, as the others."""
     if hosts is not None and hostfile is not None:
         both = f"--hosts {sanitize_line(hosts, 100)} and --hostfile {sanitize_line(hostfile, 100)}"
         raise _error(f"{both} contradict each other", "leave one of them out")
@@ -116,7 +116,7 @@ def _lines(text: str, path: str) -> Iterator[_HostfileEntry]:
 
 
 def _parse_slots_words(words: list[str], host: str, source: str) -> int | None:
-    """Read ``slots=4 max_slots=8``; the second limits the first, or counts if it is alone."""
+    """Return the number of slots in ``slots=4 max_slots=8``; max_slots is an upper bound, or the number if alone."""
     values: dict[str, int] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -131,7 +131,7 @@ def _parse_slots_words(words: list[str], host: str, source: str) -> int | None:
 
 
 def _sum_slots(lines: list[_HostfileEntry]) -> Iterator[tuple[str, Host]]:
-    """One host for all lines that add slots to it; a name alone counts 1 if a name is repeated."""
+    """Yield one host for all lines that add slots to it; a line with a name alone adds 1 if a name is repeated."""
     times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds_slots)
     counts = any(number > 1 for (_, alone), number in times.items() if alone)
     slots = Counter[str]()
@@ -149,7 +149,7 @@ def _sum_slots(lines: list[_HostfileEntry]) -> Iterator[tuple[str, Host]]:
 
 
 def _split_outside_brackets(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+    """Split a text at its commas, except those inside brackets."""
     parts = [""]
     for piece in _BRACKETS.split(text):
         first, *rest = [piece] if _BRACKETS.fullmatch(piece) else piece.split(",")
@@ -254,7 +254,7 @@ def filter_hosts(hosts: tuple[Host, ...], include: str | None, exclude: str | No
 
 
 def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[int, ...] | None]:
-    """Parse a filter: the slots of each named host, None for all of them."""
+    """Parse the value of ``--include`` or ``--exclude``: the slots of each named host, None for all its slots."""
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@"):
         found = _CHOICE.fullmatch(part.strip())

@@ -73,7 +73,7 @@ def finalize() -> None:
 
 
 def _send_command(words: str, field_name: str = "value", timeout_s: float = EXCHANGE_TIMEOUT_S) -> str:
-    """Send a command and return a field of the reply, "" if it lacks that."""
+    """Send a command to Hydra and return one field of its reply, "" if the reply does not have this field."""
     assert _fd is not None
     os.write(_fd, f"cmd={words}\n".encode())
     reply = b""

@@ -101,7 +101,7 @@ def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]
 
 
 def _apply_rocm_masks(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
-    """Apply ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES, which index into the former.
+    """Select GPUs by ROCR_VISIBLE_DEVICES, then, among these, by HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES.
 
     Source: ROCm, "GPU isolation techniques"; on duplicates ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
     and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own; torch counts no GPUs.

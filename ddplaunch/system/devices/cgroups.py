@@ -77,7 +77,7 @@ def available_memory(total: int | None, available: int | None) -> tuple[int | No
 
 
 def read_shared_and_cache(group: Cgroup) -> tuple[int, int]:
-    """Bytes of shared memory and of page cache, including descendants."""
+    """Return the bytes of shared memory and of page cache in a control group and those below it."""
     stat = read_counters(f"{group.path}/memory.stat")
     shared = stat.get("total_shmem", stat.get("shmem", 0))
     return shared, max(0, stat.get("total_cache", stat.get("file", 0)) - shared)

@@ -39,7 +39,7 @@ class GpuUsage(NamedTuple):
 
 
 def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
-    """Return the GPUs that ``pids`` use; all of them if the driver's PIDs differ from these, as in a container."""
+    """Return the GPUs that ``pids`` use; all GPUs if none is known to be used by these, as in a container."""
     return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
 
@@ -47,7 +47,7 @@ class GpuUsageQuery:
     """Queries GPU usage in a helper process; ``usage``: the last result, () without GPUs, None if the query failed."""
 
     def __init__(self, loop: EventLoop, on_usage: Callable[[], None] = lambda: None) -> None:
-        """Start nothing yet; ``on_usage`` is called when ``usage`` may have changed."""
+        """Create the object without a helper process; ``on_usage`` is called when ``usage`` may have changed."""
         self._loop, self._on_usage = loop, on_usage
         self._child: HelperProcess | None = None
         self._answer = b""

@@ -300,7 +300,7 @@ def _devices_of(gpu: Gpu) -> list[VisibleGpu]:
 
 
 def _do_indices_match(gpus: Sequence[Gpu]) -> bool:
-    """Whether CUDA's indices, in PCI bus order, equal NVML's.
+    """Whether CUDA, if it numbers GPUs in PCI bus order, gives each GPU the same index as NVML.
 
     CUDA skips GPUs that are lost, or in MIG mode without instances, and may count each instance of one in MIG mode.
     """

@@ -31,7 +31,7 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
 
 
 class ProcessUsage(Struct, frozen=True):
-    """What one or several processes use."""
+    """The CPU time, memory and I/O of one or several processes."""
 
     cpu: float = 0.0  # seconds, including children that have ended
     memory: int = 0  # bytes not backed by files: what the kernel would have to swap
@@ -43,7 +43,7 @@ class ProcessUsage(Struct, frozen=True):
 
 
 def read_tree_usage(pid: int) -> ProcessUsage | None:
-    """Return what a process and its living descendants use; None if it has ended.
+    """Return the resource usage of a process and its living descendants; None if the process has ended.
 
     Only the children of main threads are followed, which costs 50 µs a process: others start none in practice.
     """
@@ -71,6 +71,6 @@ def _read_usage(pid: int) -> ProcessUsage | None:
 
 
 def read_io(pid: int) -> tuple[int, int, int, int]:
-    """Bytes read and written, by calls and by disks (proc_pid_io(5)): pages of mapped files are in the latter."""
+    """Return the bytes that a process read and wrote, by system calls and from disks (proc_pid_io(5))."""
     values = read_counters(f"/proc/{pid}/io")
     return values.get("rchar", 0), values.get("wchar", 0), values.get("read_bytes", 0), values.get("write_bytes", 0)

@@ -48,7 +48,7 @@ class VisibleGpus(Struct, frozen=True):
 
 
 class KernelTrees(Struct, frozen=True):
-    """The folders that a vendor's reader reads, the kernel's or a test's, and what it reads."""
+    """The /sys and /dev folders from which GPUs are read (tests use others), and whether to list their processes."""
 
     sysfs: Folder = "/sys"
     dev: Folder = "/dev"
@@ -88,7 +88,7 @@ class Vendor(Struct, frozen=True):
         return self.select(devices, notes, environ)
 
     def with_device_names(self, visible: VisibleGpus) -> VisibleGpus:
-        """Add torch's device names and backend."""
+        """Return the visible GPUs with torch's name of each device, and with the backend of this vendor."""
         devices = tuple(f"{self.torch}:{index}" for index in range(len(visible.gpus)))
         return replace(visible, devices=devices, backend=self.backend)
 

@@ -128,7 +128,7 @@ def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool
 
 
 class Unresolvable(UsageError):
-    """A name that no name server knows (yet)."""
+    """Raised for a host name that does not resolve, or not yet."""
 
 
 def unresolvable_error(address: str) -> Unresolvable:
@@ -137,7 +137,7 @@ def unresolvable_error(address: str) -> Unresolvable:
 
 
 def resolve(address: str, port: int | None = None) -> SocketAddresses:
-    """Look up a name, for as long as that takes.
+    """Look up the addresses of a host name, without a timeout of its own.
 
     Raises OSError if it is unknown, or the name server does not answer; also where it cannot be a name at all, for
     which ``socket.getaddrinfo`` has two more exceptions: labels of over 63 letters (RFC 1035), and NUL.
@@ -150,7 +150,7 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
 
 
 class NameLookup:
-    """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
+    """A look-up of a host name in its own thread, because the C library's function cannot be interrupted or polled."""
 
     def __init__(self, address: str, port: int | None = None) -> None:
         self._read, write = os.pipe()
@@ -168,12 +168,12 @@ class NameLookup:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is done, ``seconds`` at most; return whether it is."""
+        """Wait up to ``seconds`` for the look-up to end; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def fileno(self) -> int:
-        """Readable when it is done."""
+        """Return a file descriptor that becomes readable when the look-up has ended."""
         return self._read
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class ReverseLookupCheck:
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        """``notify`` prints, once, that ranks will have to wait."""
+        """Start the check; ``notify`` is called at most once, with a message if the name server does not answer."""
         self._notify: Callable[[str], None] | None = notify
         self._started_at = time.monotonic()
         self._thread = Thread(target=self._query, daemon=True)
@@ -202,7 +202,7 @@ class ReverseLookupCheck:
             socket.getnameinfo((mapped, 0, 0, 0), 0)
 
     def rank_environment(self) -> dict[str, str]:
-        """Return variables for ranks if the name server does not answer within REVERSE_LOOKUP_TIMEOUT_S."""
+        """Return a variable that shortens look-ups in ranks if the name server does not answer in time, else {}."""
         self._thread.join(max(0.0, self._started_at + REVERSE_LOOKUP_TIMEOUT_S - time.monotonic()))
         if not self._thread.is_alive():
             return {}
@@ -214,7 +214,7 @@ class ReverseLookupCheck:
 
 
 def list_reachable_addresses() -> Iterator[str]:
-    """This machine's addresses that another may reach, IPv4 first."""
+    """Yield the addresses of this machine that other machines may reach, IPv4 first."""
     found = [each for name, addresses in list_interface_addresses().items() if name != "lo" for each in addresses]
     usable = [each for each in found if not parse_address(each).is_link_local and not parse_address(each).is_loopback]
     yield from sorted(usable, key=lambda each: parse_address(each).version)

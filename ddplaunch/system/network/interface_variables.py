@@ -34,5 +34,5 @@ def find_unknown_interfaces(environ: Mapping[str, str], interfaces: Collection[s
 
 
 def read_network_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the libraries of this module read."""
+    """Return the variables in ``environ`` that configure gloo, NCCL, TensorPipe, UCX or libfabric."""
     return {name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES)}

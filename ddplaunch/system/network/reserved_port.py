@@ -81,7 +81,7 @@ class ReservedPort:
 
 
 def bind_reusable(family: socket.AddressFamily, host: str, number: int) -> socket.socket:
-    """Return a socket that is bound with SO_REUSEADDR, and does not listen; of IPv6: for both families.
+    """Return a socket bound with SO_REUSEADDR that does not listen; an IPv6 socket accepts IPv4 too.
 
     It keeps the kernel from choosing the port for other programs, and allows another socket with SO_REUSEADDR to listen
     (Linux, tcp(7)). Raises OSError.

@@ -1,4 +1,4 @@
-"""The domain of this machine, which shares fast links with the other machines of it: nodes are ordered by it. Pure."""
+"""The domain of this machine: machines of one domain share fast links. Nodes are ordered by domain. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_domain(given: str | None, fabrics: Collection[str | None], environ: Map
 
 
 def read_switch(environ: Mapping[str, str]) -> str:
-    """Return the switch of this node, by Slurm's topology: "s0.s2" of "s0.s2.n7"; "" if it is not known."""
+    """Return the network switch of this node from SLURM_TOPOLOGY_ADDR: "s0.s2" of "s0.s2.n7"; "" if unknown."""
     path, dot, _ = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
     is_switch = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").startswith("switch")
     return path if dot and is_switch else ""

@@ -22,7 +22,7 @@ class GpuProcess(Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """Describe it for users: "python 4711 of ann"."""
+        """The process as shown to users: its name, PID and user, "python 4711 of ann"."""
         return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
 
 
@@ -56,7 +56,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """Its name on this machine, the same in all containers."""
+        """An identifier of the GPU on this machine: its PCI address, else its UUID, else vendor and index."""
         return self.pci or self.uuid or f"{self.vendor}-{self.index}"
 
 

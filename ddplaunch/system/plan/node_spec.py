@@ -35,7 +35,7 @@ class NodeSpec(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in messages: "node 1 (n1)"."""
+        """The name of the node in messages: "node 1 (n1)"."""
         return f"{self.kind} {self.node_rank} ({self.host})"
 
 
@@ -100,7 +100,7 @@ def _node(spec: NodeSpec, node_rank: int) -> Node:
 
 
 def _complete_external_rank(started: Mapping[str, str | None], assignment: NodeAssignment) -> Mapping[str, str | None]:
-    """Fill in what the other launcher does not supply: the node is the host, if the counts agree."""
+    """Fill in node variables that another launcher does not supply from the host of the rank, if the counts agree."""
     if started.get("GROUP_RANK", "") is not None:
         return started
     counted = {"LOCAL_WORLD_SIZE": str(assignment.nodes_on_host), "GROUP_WORLD_SIZE": str(assignment.host_count)}

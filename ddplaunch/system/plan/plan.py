@@ -38,7 +38,7 @@ class Plan(Struct, frozen=True, dict=True):
     target: Target
     node_rank: int  # this machine's
     master_addr: str
-    master_port: int  # of the store; 0: chosen when the job starts
+    master_port: int  # the port of the store; 0: chosen when the job starts
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
     variables: Mapping[str, str]  # of all ranks, in addition to those per rank (`environment` has all)
@@ -58,7 +58,7 @@ class Plan(Struct, frozen=True, dict=True):
     agent_store: bool = False  # whether a process of ddplaunch holds the store, so that rank 0 does not open it
     virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
     programs: tuple[JsonObject, ...] = ()  # beside the ranks
-    nodes_without_ranks: int = 0  # that follow ``nodes``, in a dry run
+    nodes_without_ranks: int = 0  # how many nodes without ranks follow ``nodes`` in a dry run
     domain: str = ""  # of this machine; nodes of one domain share fast links
     assignment: NodeAssignment | None = (
         None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
@@ -74,15 +74,15 @@ class Plan(Struct, frozen=True, dict=True):
 
     @property
     def local_node(self) -> Node:
-        """This machine."""
+        """The node of this launcher."""
         return self.node_of(self.node_rank)
 
     def node_of(self, node_rank: int) -> Node:
-        """One of ``nodes``, by its node rank."""
+        """Return the node with this node rank."""
         return self.nodes[node_rank - self.nodes[0].node_rank]
 
     def rank_of(self, number: int) -> Rank:
-        """One of ``ranks``, by its global rank."""
+        """Return the rank with this global rank."""
         return self.ranks[number - self.ranks[0].rank]
 
     @property
@@ -92,7 +92,7 @@ class Plan(Struct, frozen=True, dict=True):
 
     @property
     def shown_ranks(self) -> tuple[Rank, ...]:
-        """The ranks that are shown: all, or only this one if another launcher has started them."""
+        """The ranks that a dry run shows: all of them; only this process's rank if another launcher started them."""
         return self.local_ranks if self.started_rank else self.ranks
 
     def node_and_local_rank(self, rank: Rank) -> tuple[int | None, int]:
@@ -114,12 +114,12 @@ class Plan(Struct, frozen=True, dict=True):
 
     @property
     def store_file(self) -> str | None:
-        """The file of the store, with ``--init-method file://`` on node 0: torch creates it and does not remove it."""
+        """The file of ``--init-method file://`` on node 0, else None; torch creates it and does not remove it."""
         method = self.init_method or ""
         return method.removeprefix("file://") if self.hosts_store and method.startswith("file://") else None
 
     def with_store(self, *, torch: bool) -> Plan:
-        """Return the plan with the place of the store; ``torch``: whether the zygote has imported torch.
+        """Return the plan with ``agent_store`` set; ``torch`` is whether the zygote has imported torch.
 
         A fork of the zygote holds the store. With one rank no other needs it, and that rank opens its own; but not
         in an elastic job, where a store of the attempt before may still have the port.
@@ -132,7 +132,7 @@ class Plan(Struct, frozen=True, dict=True):
         return {"OMP_NUM_THREADS": self.local_node.threads, **self.variables}
 
     def rank_environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
-        """Return the variables of one rank in an attempt; the first is 0.
+        """Return the environment variables of one rank in an attempt; the first attempt is 0.
 
         They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
         where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning

@@ -47,10 +47,10 @@ class PlanSpec(Struct, frozen=True):
     virtual_local_rank: bool = False
     domain: str | None = None
     programs: tuple[JsonObject, ...] = ()  # beside the ranks, for those who read the plan
-    nodes_without_ranks: int = 0  # that follow the others, in a dry run
+    nodes_without_ranks: int = 0  # how many nodes without ranks follow the others in a dry run
 
     def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
-        """Replace the source of a value that a cluster system supplied."""
+        """Return the value of field ``name`` with the cluster system as its source, if one supplied it."""
         return SourcedValue(sourced.value, self.sources.get(name, sourced.source))
 
 
@@ -74,7 +74,7 @@ class MachineInfo(Struct, frozen=True):
     is_cpu_bound: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
     device_masks: tuple[Mapping[str, str], ...] = ()
-    domain: SourcedValue | None = None  # what it shares with the machines near it
+    domain: SourcedValue | None = None  # the name of the group of machines with which it shares fast links
 
 
 def make_plan(

@@ -77,11 +77,11 @@ class ExternalRank(Struct, frozen=True):
     kept_variables: tuple[tuple[str, str], ...] = ()
 
     def slot(self, slots: Sequence[DeviceSlot]) -> DeviceSlot:
-        """Return its device: its own of several, or the only visible one."""
+        """Return the device of the rank: the one at its local rank, or the only visible one."""
         return slots[self.local_rank % len(slots)]
 
     def variables(self, slots: Sequence[DeviceSlot]) -> dict[str, str | None]:
-        """Return its environment variables; None for those that must not be set.
+        """Return the environment variables that place the rank; None for variables that must not be set.
 
         A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
         """

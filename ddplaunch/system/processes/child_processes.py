@@ -15,30 +15,30 @@ from ddplaunch.system.processes import proc_utils
 
 
 class ChildProcess:
-    """One child, from its start until it is reaped."""
+    """A child process that the launcher started, until it is reaped."""
 
     def __init__(self, pid: int, *, cleans_up_itself: bool = False) -> None:
-        """``cleans_up_itself``: it kills its own descendants, when its socket is closed."""
+        """``cleans_up_itself``: whether the child kills its own descendants when its socket is closed."""
         self.pid, self.cleans_up_itself = pid, cleans_up_itself
         self._status: int | None = None
         _unreaped[pid] = self
 
     def kill(self) -> None:
-        """Kill it, unless it has been reaped."""
+        """Send SIGKILL to the child, unless it has been reaped."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has been reaped."""
+        """Send a signal to the child, unless it has been reaped."""
         if self.pid in _unreaped:
             with suppress(ProcessLookupError):  # the kernel reaps for a parent that ignores SIGCHLD
                 os.kill(self.pid, number)
 
     def ends_within(self, timeout_s: float) -> bool:
-        """Wait for its end, at most this long; return whether it has ended."""
+        """Wait up to ``timeout_s`` for the child to end; return whether it has ended."""
         return self.pid not in _unreaped or proc_utils.wait_for_end(self.pid, timeout_s)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end, and kill it after ``timeout_s``. Return the wait status, None if unknown.
+        """Wait for the child to end, and kill it after ``timeout_s``. Return the wait status, None if unknown.
 
         One that cannot be killed, in uninterruptible sleep, is waited for KILL_TIMEOUT_S more.
         """
@@ -54,7 +54,7 @@ class ChildProcess:
         return self._status
 
     def on_reaped(self, status: int | None) -> None:
-        """Note that it has been reaped, here or together with orphans."""
+        """Store the wait status of the child; called once it has been reaped, by ``wait`` or together with orphans."""
         self._status = status
         del _unreaped[self.pid]
 

@@ -148,7 +148,7 @@ def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = N
 
 
 def read_state(pid: int) -> tuple[str, int]:
-    """State and parent of a process; ("X", 0) if it is gone."""
+    """Return the state and parent of a process; ("X", 0) if it is gone."""
     return _stat(pid)[:2]
 
 
@@ -164,7 +164,7 @@ def is_suspended(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent and start time of a process; ("X", 0, -1) if it is gone.
+    """Return the state, parent and start time of a process; ("X", 0, -1) if it is gone.
 
     A process whose main thread has ended counts as running while it has other threads: the kernel shows it as a zombie,
     but it is not dead and cannot be reaped.
@@ -223,7 +223,7 @@ def is_multiprocessing_helper(pid: int) -> bool:
 
 
 def removes_shared_memory(pid: int) -> bool:
-    """Whether a process removes what others have left in shared memory, once these have ended.
+    """Whether a process removes the shared memory of other processes after they have ended.
 
     That is the resource tracker of multiprocessing, and torch's manager of shared files.
     """
@@ -257,7 +257,7 @@ def read_signal_sets(pid: int, *names: bytes) -> list[int]:
 
 
 def contains_signal(signals: int, number: int) -> bool:
-    """Whether a signal is in such a set."""
+    """Whether a signal is in a signal set, which is a bit mask as in /proc/PID/status."""
     return bool(signals >> (number - 1) & 1)
 
 
@@ -266,7 +266,7 @@ _SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, cod
 
 
 def open_wakeup_pipe() -> tuple[int, int]:
-    """Open a pipe that gets each signal that has a handler; return its two ends."""
+    """Open a pipe to which Python writes the number of each handled signal; return its two ends."""
     ends = os.pipe()
     for fd in ends:
         os.set_blocking(fd, False)

@@ -14,7 +14,7 @@ DUMP_TIMEOUT_S = 30.0  # seconds
 
 
 def find_py_spy(option: str) -> str:
-    """Find the program; raise UsageError if it is not installed."""
+    """Return the path of the py-spy program; raise UsageError if it is not installed."""
     tool = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
     if tool is None:
         raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
@@ -40,7 +40,7 @@ class PySpyRecording:
     """Recordings of some ranks by py-spy, one file for speedscope each; they run in the background until ``wait``."""
 
     def __init__(self, tool: str, pids: Mapping[int, int], seconds: float, title: str) -> None:
-        """``pids``: by rank; ``title``: the beginning of the files' names."""
+        """Start the recordings; ``pids`` maps ranks to PIDs, ``title`` begins the name of each file."""
         self._seconds = max(1, round(seconds))  # py-spy takes whole seconds
         self._files = {rank: f"{title}.rank-{rank}.py-spy.json" for rank in pids}
         words = [tool, "record", "--native", "--format", "speedscope", "--duration", str(self._seconds)]

@@ -22,7 +22,7 @@ _COMMAND_EXIT_WORDS = (
 
 
 class StepNotStarted(LaunchError):
-    """The scheduler did not start the step."""
+    """Raised if the scheduler did not start the job step that runs a ddplaunch command."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -88,7 +88,7 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
 def _split_stderr(
     process: subprocess.Popen[bytes], scheduler: Scheduler, command_lines: list[bytes], scheduler_lines: list[str]
 ) -> None:
-    """Read stderr to its end; sort its lines into those of the command and those of the scheduler."""
+    """Read the stderr of a job step to its end; separate the lines of the command from those of the scheduler."""
     assert process.stderr is not None
     for line in process.stderr:
         text = line.decode(errors="replace").rstrip()

@@ -34,13 +34,13 @@ class _FollowedFile:
     """A file that another machine appends to; new bytes are copied to ``out``."""
 
     def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
-        """``last``: skip all but this many bytes of what the file has already, up to the start of a line."""
+        """``last``: of the existing content, copy only this many bytes, from the start of a line; None: copy all."""
         self.path = path  # None before it is known, and after it could not be read
         self.read = 0  # bytes copied
         self._out, self._last = out, last
 
     def set_path(self, path: str | None) -> None:
-        """Use the scheduler's path, if nothing was read yet; Slurm reports a wrong one where the given path has a %."""
+        """Set the path that the scheduler reports, unless bytes were copied, or the known path has a % (Slurm bug)."""
         if path and not self.read and "%" not in (self.path or ""):
             self.path = path
 
@@ -97,7 +97,7 @@ class _LogFiles(LogSource):
 
 
 class LogFollower:
-    """Follows one job: copies its output.
+    """Follows one batch job: copies its output as it is written, until the job ends.
 
     Each change of its state is printed as a line on stderr.
     """
@@ -164,7 +164,7 @@ class LogFollower:
         self._log.copy_rest()
 
     def close(self) -> None:
-        """End what reads the output."""
+        """Release the source of the job's output, which ends any program that reads it."""
         self._log.close()
 
     def _report_state(self, state: BatchJobState | None) -> None:
@@ -208,7 +208,7 @@ def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = Non
 
 
 def print_line(line: str) -> None:
-    """Print a message of ddplaunch on stderr."""
+    """Print one message line to stderr, with "ddplaunch:" in front."""
     with suppress(BrokenPipeError):  # `2>&1 | head`: stdout shows the end of the reader
         click.echo(f"ddplaunch: {line}", err=True)
 

@@ -47,7 +47,7 @@ class BatchJobState(Struct, frozen=True):
     state: str = ""  # one word, for counting; "" for pending, running, failed and completed
     job: JobId | None = None  # its id; of an array, that of the index
     number: str = ""  # the number in the name of its runs
-    host: str | None = None  # of node 0
+    host: str | None = None  # the host of node 0
     log_path: str | None = None  # the file of its output
     stderr_path: str | None = None  # the file of its stderr, if it is not the log
     last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
@@ -64,21 +64,21 @@ class SchedulerNotResponding(LaunchError):
 
 
 class LogSource:
-    """Where the output of a job comes from; what is new is copied to stdout, and to stderr what was printed there."""
+    """A source of a batch job's output; copies new output to stdout, and the job's stderr to stderr."""
 
     def update(self, state: BatchJobState) -> None:
-        """Called with each state of the job."""
+        """Called after each query of the scheduler with the state of the job."""
 
     def copy_new(self) -> None:
-        """Copy what was printed since the last call."""
+        """Copy the job's output since the last call."""
         raise NotImplementedError
 
     def copy_rest(self) -> None:
-        """Copy all that was printed until now; of a job that has ended that is the rest."""
+        """Copy all output that is available now; once the job has ended, this is the rest of its output."""
         self.copy_new()
 
     def close(self) -> None:
-        """End what reads the output."""
+        """End any program that reads the job's output; does nothing by default."""
 
 
 StatesByJob = Mapping[JobId, Sequence[BatchJobState]]
@@ -102,7 +102,7 @@ class Scheduler:
     missing_hint = "run it on a login node"  # hint for a machine without its programs
 
     def query(self, jobs: Sequence[JobId], seconds: float) -> StatesByJob | None:
-        """Query all of these jobs at once; None if there is no answer in time. Unknown jobs are missing."""
+        """Query the states of all jobs at once, without jobs that are unknown; None if there is no answer in time."""
         try:
             found = self.query_records(jobs, Deadline(seconds))
         except (OSError, subprocess.TimeoutExpired):
@@ -110,11 +110,11 @@ class Scheduler:
         return None if found is None else group_by_job(jobs, found)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterable[BatchJobState] | None:
-        """Return their states in any order. Raises OSError if a program cannot be started, and TimeoutExpired."""
+        """Return the jobs' states in any order. Raises OSError if a program cannot be started, and TimeoutExpired."""
         raise NotImplementedError
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
-        """Query one job; None if there is no answer. Raises JobForgotten."""
+        """Query the state of one job; None if there is no answer. Raises JobForgotten."""
         states = self.query([job], seconds)
         if states is None:
             return None
@@ -123,12 +123,12 @@ class Scheduler:
         return states[job][0]
 
     def forgotten_error(self, job: JobId) -> JobForgotten:
-        """The error for a job that it does not know, or no longer."""
+        """Return the error for a job that the scheduler does not know, or no longer knows."""
         what = f"{self.title} no longer knows job {job.text}; its exit status is unknown"
         return JobForgotten(what, self.history_hint)
 
     def why_unavailable(self, cluster: str | None = None) -> str | None:
-        """Why a query would fail now; None if only the query shows that."""
+        """Return why a query of the scheduler would fail now; None if no reason is known without a query."""
         return None
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Scheduler:
         return None
 
     def open_log(self, job: JobId, lines: int) -> LogSource | None:
-        """Return the source of a job's output, if that is not a file; ``lines``: only so many of its last, 0 is all."""
+        """Return the source of a job's output, None if it is a file; ``lines``: the number of last lines, 0 for all."""
         return None
 
     def cancel(self, job: JobId) -> None:
@@ -171,7 +171,7 @@ class Scheduler:
     def interactive_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """As ``step_command``, on ``state.host`` and with the stdin of this process, a ``terminal`` or not.
+        """Return arguments and variables like ``step_command``, for a command with this stdin, on ``state.host``.
 
         Raises UsageError if the scheduler cannot do that.
         """
@@ -180,7 +180,7 @@ class Scheduler:
         raise UsageError(what, f"log in to {state.host or 'its first node'} and type: ddplaunch {words[0]}")
 
     def copy_hint(self, state: BatchJobState) -> str | None:
-        """Return how to get a file of node 0, where the nodes do not have this machine's folders; else None."""
+        """Return a hint how to copy a file from node 0; None if the nodes have this machine's folders."""
         return None
 
 
@@ -190,7 +190,7 @@ def ended_state(code: int, how: str) -> BatchJobState:
 
 
 def group_by_job(jobs: Sequence[JobId], states: Iterable[BatchJobState]) -> dict[JobId, list[BatchJobState]]:
-    """Group states by queried job; for a whole array, those of its indices, not its own."""
+    """Group states by queried job; a whole array gets the states of its indices, not its own state."""
 
     def is_of(one: JobId, job: JobId) -> bool:
         same = one.number.partition(".")[0] == job.number.partition(".")[0] and one.cluster == job.cluster

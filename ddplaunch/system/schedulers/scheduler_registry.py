@@ -45,5 +45,5 @@ def make_scheduler(name: str) -> Scheduler:
 
 
 def get_scheduler(job: SubmittedJob) -> Scheduler:
-    """Create the scheduler that has this job."""
+    """Create the scheduler object for the batch scheduler to which this job was submitted."""
     return make_scheduler(job.scheduler)

@@ -31,25 +31,25 @@ class SubmittedJob(Struct, frozen=True):
     log: str  # path; of an array with %a for the index
     run_id: str | None  # --run-id, as typed
     python: str  # the interpreter that runs ddplaunch on the nodes
-    image: str | None  # of its container, if it has one
-    moment: float  # of the submission, in seconds since the epoch
+    image: str | None  # the container image in which it runs, if any
+    moment: float  # when it was submitted, in seconds since the epoch
     ended: str | None = None  # description of how it ended
     code: int | None = None  # its exit code
     scheduler: str = "slurm"  # its name in the registry of schedulers
     gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
-    ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
+    ends: Mapping[str, JobEnd] = field(default_factory=dict)  # how the jobs of an array ended, by index
     code_copy: str | None = None  # the folder of the copy of the code that it runs
     errors: str | None = None  # the file of its stderr, if it is not the log
     last_lines: str = ""  # what a rank that failed printed last, if its scheduler keeps that
-    code_version: CodeVersion | None = None  # that the record of its run has only on its nodes
+    code_version: CodeVersion | None = None  # the copied code; run records have it too, but only on the nodes
     argv: tuple[str, ...] = ()  # the command that submitted it, without secrets
-    typed_in: str = ""  # the folder in which that was typed
-    runs: tuple[str, ...] = ()  # of a grid: what each index is called, like "lr=0.1,seed=2"
+    typed_in: str = ""  # the folder in which that command was typed
+    runs: tuple[str, ...] = ()  # of a grid: the name of each index, like "lr=0.1,seed=2"
     by_hand: bool = False  # created by another program, whose next job may have the same name: it is never stored
 
     @property
     def run_prefix(self) -> str:
-        """The prefix of the names of its runs; in an array of Slurm each index has a job number of its own."""
+        """The prefix of the names of the job's runs; in a Slurm array each index has its own job number."""
         array = self.array and self.scheduler != "slurm"
         return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
 
@@ -60,7 +60,7 @@ class SubmittedJob(Struct, frozen=True):
         return None if self.code is None else JobEnd(self.ended or "", self.code)
 
     def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
-        """Paths of its log and stderr; None if only the scheduler knows the path, or there is no such file."""
+        """Return the paths of the job's log and stderr file; None for a path that is unknown here, or no such file."""
         return self._file(self.log, index), self._file(self.errors, index)
 
     @staticmethod

@@ -98,7 +98,7 @@ def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -
 
 
 class _ArgumentError(Exception):
-    """Its text continues a sentence that begins with the function's name."""
+    """An error in a function's arguments; its text continues a sentence that begins with the function's name."""
 
 
 def _is_on_command_line(context: click.Context, name: str) -> bool:

@@ -63,7 +63,7 @@ def bind_arguments(
 
 
 def _parse_module(function: Callable[..., Any]) -> ast.Module | None:
-    """Parse the file of a function; None if it has none."""
+    """Parse the source file of a function; None if it cannot be read or parsed."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     try:
         with open(code.co_filename if code else "", "rb") as file:

@@ -28,7 +28,7 @@ class _ArgparseError(Exception):
 
 
 def parse_namespace(signature: Signature, words: Sequence[str], names: Mapping[str, Any] | None) -> argparse.Namespace:
-    """Parse the words; ``names``: those of the module, in a rank. Raises UsageError as ``parse_arguments`` does."""
+    """Parse ``words``; ``names``: the module's globals, in a rank. Raises UsageError as ``parse_arguments`` does."""
     try:
         return build_parser(signature, names).parse_args(list(words))
     except _ArgparseError as error:
@@ -36,7 +36,7 @@ def parse_namespace(signature: Signature, words: Sequence[str], names: Mapping[s
 
 
 def build_parser(signature: Signature, names: Mapping[str, Any] | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of the module; one named as an injected parameter gets its value later."""
+    """Build a parser from the module's ``add_argument`` calls; options that ddplaunch fills in are optional."""
     parser = _Parser(prog=signature.name, add_help=False, conflict_handler="resolve")
     for call in signature.option_calls:
         spellings = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
@@ -59,7 +59,7 @@ def build_parser(signature: Signature, names: Mapping[str, Any] | None) -> argpa
 
 
 def fill_in(namespace: argparse.Namespace, values: ArgumentValues) -> None:
-    """Set what ddplaunch knows, as the rank and the world size: ``main`` would have computed them."""
+    """Set the attributes that ddplaunch supplies, like the rank and the world size, in the namespace."""
     for name, value in INJECTED_PARAMETERS.items():
         if value != "device":
             setattr(namespace, name, values[value])

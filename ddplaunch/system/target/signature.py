@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 
 
 class ArgumentValues(TypedDict):
-    """What ddplaunch fills in for a function: the place of its rank in the job, and torch's name of its device."""
+    """The values of injected parameters: the place of the rank in the job, and torch's name of its device."""
 
     rank: int
     local_rank: int

@@ -39,7 +39,7 @@ def read_versions(*, torch: bool) -> Versions:
 
 
 def cpu_only_torch() -> str | None:
-    """The installed torch if it is a CPU-only build: "torch 2.13.0+cpu"."""
+    """Return the installed torch version if it is a CPU-only build, "torch 2.13.0+cpu"; else None."""
     text, _ = _read_torch_version() or ("", [])
     return f"torch {_read_assignment(text, '__version__')}" if text and not _GPU_BUILD.search(text) else None
 

@@ -37,7 +37,7 @@ _OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 class Side:
-    """Lets the program of this rank stop for a user, or an editor attach to it."""
+    """The debugger's part in a rank: installs breakpoint hooks, or lets an editor attach to the rank."""
 
     def __init__(self, rank: RankRunner, debugpy: bool, socket: str, post_mortem: bool, long_timeouts: bool) -> None:
         """``debugpy``: an editor may attach. ``socket``: of the debug server; "" for none.
@@ -77,7 +77,7 @@ class Side:
 
 
 def _set_long_timeouts(module: Any) -> None:
-    """Give process groups a default timeout of one day, in the module that makes them."""
+    """Set the default timeout of process groups to one day, in the torch module that creates them."""
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         if getattr(module, name, None) is not None:
             setattr(module, name, module.timedelta(days=1))
@@ -122,7 +122,7 @@ class BreakpointHooks:
             _signal.siginterrupt(self.signal, False)  # system calls of the program must not fail with EINTR
 
     def _restore(self) -> None:
-        """In a process that the program forks: restore Python's own debuggers, without frames of this file."""
+        """Called in a process that the program forks: restore Python's own debuggers, without frames of this file."""
         if sys.breakpointhook == self._on_breakpoint:
             sys.breakpointhook = sys.__breakpointhook__
         for module, name, before in self._patched:
@@ -184,7 +184,7 @@ class BreakpointHooks:
             self._patch_pdb(module.Pdb)
 
     def _patch_pdb(self, pdb: Any) -> None:
-        """Let ``Pdb().set_trace()`` stop here too, also of subclasses like that of torch's ``dist.breakpoint()``."""
+        """Make ``Pdb().set_trace()`` use this debugger, also in subclasses like that of ``dist.breakpoint()``."""
         before = pdb.set_trace
 
         def set_trace(instance: Any, frame: FrameType | None = None, *args: Any, **named: Any) -> None:
@@ -216,7 +216,7 @@ def _wants_terminal(pdb: Any) -> bool:
 
 
 def _user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame outside this folder, from ``frame`` outwards."""
+    """Return the innermost frame outside this package folder, from ``frame`` outwards."""
     while frame.f_code.co_filename.startswith(_OWN_DIR) and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -229,7 +229,7 @@ class _ImportWatcher:
         self._missing, self._callback = modules, callback
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Patch the module's own loader; may be called without an import, only to check whether the module exists."""
+        """Find a watched module and patch its loader; may also be called to check only whether the module exists."""
         if name not in self._missing:
             return None
         others: list[Any] = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
@@ -242,7 +242,7 @@ class _ImportWatcher:
         return spec
 
     def _call_after(self, loader: Any) -> None:
-        """Make a loader call back; it stays so, as that of a zip file is shared by all its modules."""
+        """Make a loader call back after an import; it stays patched, as a zip file's modules share one loader."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

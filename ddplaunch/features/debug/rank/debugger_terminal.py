@@ -135,7 +135,7 @@ class DebuggerTerminal:
 
 
 def _call_in_frame(name: str, function: Callable[..., Any], frame: FrameType, args: Any, named: Any) -> None:
-    """Call the stop function as if from ``frame``: pudb and IPython use their caller's frame."""
+    """Call the debugger's stop function as if from ``frame``: pudb and IPython use their caller's frame."""
     if name == "pudb":
         sys.modules["pudb"]._get_debugger().set_trace(frame, **named)
     elif name == "IPython":

@@ -195,7 +195,7 @@ class DebugConnection:
         return False
 
     def _flush_output(self, prompt: str = "") -> None:
-        """Send the output; a prompt asks the user for a line."""
+        """Send the collected output to the launcher; with a ``prompt``, also ask for a line of input."""
         text, self._text, self._size = "".join(self._text).removesuffix(prompt), [], 0
         if not text and not prompt:
             return
@@ -255,7 +255,7 @@ class RankPdb(pdb.Pdb):
         self.failed: BaseException | None = None  # the exception that has ended the program, in a post-mortem
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
-        """Stop here; one thread of the rank at a time, and no process that it has forked."""
+        """Stop at ``frame``; one thread of the rank at a time, and no process that the rank has forked."""
         connection = self._debugger.connection
         if os.getpid() != self._debugger.pid:
             return self.set_continue()
@@ -275,7 +275,7 @@ class RankPdb(pdb.Pdb):
                 connection.send_resumed(steps=self.stoplineno != -1 and self.failed is None)
 
     def _interact_nested(self, frame: Any, trace: Any) -> None:
-        """Stop in code that the user runs in this thread's debugger, until it continues."""
+        """Stop in code that the user runs from this thread's debugger, until that code continues."""
         connection = self._debugger.connection
         outer, connection.completer = connection.completer, self
         try:
@@ -284,11 +284,11 @@ class RankPdb(pdb.Pdb):
             connection.completer = outer
 
     def _cmdloop(self) -> None:
-        """As in pdb, but without its Ctrl-C handling: Ctrl-C is for the program."""
+        """Read commands as pdb does, but without pdb's Ctrl-C handling: Ctrl-C is for the program."""
         self.cmdloop()
 
     def get_stack(self, f: Any, t: Any) -> Any:
-        """As in pdb, without ddplaunch's frames, which are the outermost."""
+        """Return the stack as pdb does, without ddplaunch's frames, which are the outermost."""
         stack, index = super().get_stack(f, t)
         skipped = next((n for n, (each, _) in enumerate(stack) if not _is_ours(each)), 0)
         return stack[skipped:], max(0, index - skipped)

@@ -17,7 +17,7 @@ from ddplaunch.system.plan.hardware import LostGpu
 
 
 class GpuFacts(Struct, frozen=True):
-    """Fields of ``NodeFacts``."""
+    """The fields of ``NodeFacts`` on GPUs."""
 
     gpus: tuple[GpuHealth, ...]
     gpus_error: TextLine | None

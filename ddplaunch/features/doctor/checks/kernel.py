@@ -114,7 +114,7 @@ def is_overloaded(facts: NodeFacts) -> bool:
 
 
 def is_cpu_throttled(facts: NodeFacts) -> bool:
-    """Whether CPU time is short, for which there is a warning: it explains slow measurements."""
+    """Whether the machine is overloaded or its CPU quota is small; both explain slow measurements."""
     return is_overloaded(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
 
 

@@ -24,7 +24,7 @@ _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 class NetworkFacts(Struct, frozen=True):
-    """Fields of ``NodeFacts``."""
+    """The fields of ``NodeFacts`` on the network."""
 
     link: RouteToNodeZero | None = None
     link_error: TextLine | None = None

@@ -18,7 +18,7 @@ from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S
 
 
 class TorchFacts(Struct, frozen=True):
-    """Fields of ``NodeFacts``."""
+    """The fields of ``NodeFacts`` on torch."""
 
     torch: TorchInfo | None
     torch_error: TextLine | None
@@ -83,7 +83,7 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
 
 
 def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Whether a GPU can run kernels for one of these: of the same major version, or PTX for an older one."""
+    """Whether a GPU can run kernels built for one of ``architectures``: same major version, or PTX for an older one."""
     major, minor = divmod(int(capability.removeprefix("sm_")), 10)
     for architecture in architectures:
         kind, _, digits = architecture.partition("_")

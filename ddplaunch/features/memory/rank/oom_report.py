@@ -26,7 +26,7 @@ _MAX_LINES = 3  # source lines in the report
 
 
 class Side:
-    """Observes torch's CUDA allocator and writes the report; one per process."""
+    """Observer of torch's CUDA allocator, one per process: writes the report when GPU memory is exhausted."""
 
     def __init__(self, rank: RankRunner, snapshot: str, summary: str) -> None:
         """``snapshot`` and ``summary``: the files to write."""
@@ -37,7 +37,7 @@ class Side:
         inspection_endpoint.call_after_import("torch.cuda", "_lazy_call", self._install)
 
     def _install(self, cuda: ModuleType) -> None:
-        """Queue the setup for when the program initialises CUDA; called once torch.cuda is imported."""
+        """Called once torch.cuda is imported: queue the setup, which torch runs when the program initialises CUDA."""
         cuda._lazy_call(self._start)
 
     def _start(self) -> None:
@@ -53,7 +53,7 @@ class Side:
             os.write(2, f"ddplaunch: --oom-report does not work on rank {self._rank}: {text}\n".encode())
 
     def _on_oom(self, device: int, wanted: int, total: int, free: int) -> None:
-        """Called in the allocator, before torch raises: an exception here would replace the OutOfMemoryError."""
+        """Called by torch's allocator before it raises OutOfMemoryError, which an exception here would replace."""
         try:
             if os.getpid() != self._pid:
                 return

@@ -34,7 +34,7 @@ IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM,
 
 
 class Notifier:
-    """Runs the commands for each event that arrives on the socket."""
+    """Runs the ``--notify`` commands for each event that the launcher sends on the socket."""
 
     def __init__(self, launcher_socket: socket.socket, commands: list[list[str]], timeout_s: float) -> None:
         """``commands``: path and arguments of each; ``timeout_s``: for one command."""

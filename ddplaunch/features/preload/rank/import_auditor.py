@@ -60,7 +60,7 @@ class ImportAuditor:
         self._before = self._capture_state()
 
     def check_import(self, name: str) -> None:
-        """Compare the state after the import of a module with that before; called right after it."""
+        """Called right after the import of a module: compare the state of the process with that before the import."""
         self._flush()
         now = self._capture_state()
         for what, value in now.items():
@@ -71,7 +71,7 @@ class ImportAuditor:
             self.violation = f"importing {name} prints"
 
     def restore(self, environ: dict[str, str]) -> None:
-        """Restore what an exec'ed interpreter inherits; ``environ``: the former environment."""
+        """Restore the state that an exec'ed interpreter inherits; ``environ``: the former environment."""
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(self._before[_FOLDER])
@@ -82,7 +82,7 @@ class ImportAuditor:
                 signal.signal(number, handler)
 
     def finish(self) -> None:
-        """Restore the streams, and check all loaded modules."""
+        """Restore stdin, stdout and stderr, and check all loaded modules."""
         self._flush()
         for number, fd in enumerate(self._saved_streams):
             os.dup2(fd, number)

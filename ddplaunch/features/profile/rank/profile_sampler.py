@@ -26,7 +26,7 @@ _MAX_DEPTH = 200  # innermost calls of a stack
 
 
 class ProfileSampler:
-    """Samples the main thread; one per process, for one profile after another."""
+    """Samples the stack of the main thread; one sampler per process, for one profile after another."""
 
     def __init__(self) -> None:
         self.signal = self._start_ns = self._period_ns = self._ticks = self._max_nodes = 0
@@ -165,7 +165,7 @@ class TorchTrace:
         return self._profiler is not None
 
     def start(self) -> None:
-        """Start, once, if torch is loaded and the program has no profiler of its own."""
+        """Start torch.profiler, once, if torch is loaded and the program has no profiler of its own."""
         if self._was_started or self._busy:
             return
         self._was_started = self._busy = True
@@ -196,7 +196,7 @@ class TorchTrace:
             self._write_state(state)
 
     def _write_state(self, state: str) -> None:
-        """Write whether it has started: the launcher waits for that of all ranks."""
+        """Write the state of torch's profiler to a file: the launcher waits for the states of all ranks."""
         try:
             with open(f"{self.path}.state.part", "x", encoding="ascii") as file:
                 file.write(state)
@@ -213,12 +213,12 @@ class TorchTrace:
         return begin
 
     def stop_if_due(self) -> None:
-        """Stop if the profile's end has come."""
+        """Stop torch.profiler if the profile's end has come."""
         if time.monotonic_ns() >= self.end_ns:
             self.stop()
 
     def stop(self) -> None:
-        """Stop, and write the trace; the program is blocked meanwhile."""
+        """Stop torch.profiler, and write the trace; the program is blocked meanwhile."""
         if not self._profiler or self._busy:
             return
         self._busy = True

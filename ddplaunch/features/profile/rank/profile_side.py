@@ -43,7 +43,7 @@ class Side:
             self._sampler.start(frame)
 
     def _on_request(self, line: bytes, frame: FrameType | None) -> None:
-        """Start or end a profile. Without a frame it is called in the thread; the main thread registers the signal."""
+        """Called on a request, in the main thread or, without a frame, in the endpoint's: start or end a profile."""
         try:
             if not self._endpoint.can_wake():
                 return

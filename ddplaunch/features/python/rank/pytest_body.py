@@ -84,7 +84,7 @@ def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
 
 
 def _capture_state() -> dict[str, object]:
-    """The state that tests share in a process, by the message about a change."""
+    """Return the state that tests share in a process, each by the message to show if a test changes it."""
     torch = sys.modules.get("torch")
     state: dict[str, object] = {f"changed the variable {name}": value for name, value in os.environ.items()}
     state["changed the working folder"] = current_folder()

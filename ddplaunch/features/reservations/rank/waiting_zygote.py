@@ -25,7 +25,7 @@ _MAX_ENVIRONMENT_BYTES = 1 << 26
 
 
 def _load_modules(load_module: Callable[[str], Any]) -> None:
-    """Load the files that this one needs; ``load_module``: ``rank_runner.load_private_module``."""
+    """Load the modules that this file needs; ``load_module``: ``rank_runner.load_private_module``."""
     global file_dependencies, proc_utils, zygote_channel
     file_dependencies = load_module("core/rank/file_dependencies")
     proc_utils = load_module("system/processes/proc_utils")
@@ -33,7 +33,7 @@ def _load_modules(load_module: Callable[[str], Any]) -> None:
 
 
 class WaitingZygote:
-    """A zygote from before its imports to the turn of its run."""
+    """The zygote of a run that waits for its turn; it exists from before its imports until that turn."""
 
     runs_served = 1  # as the time of its imports is not the run's
 
@@ -45,7 +45,7 @@ class WaitingZygote:
         ignored_signals: Sequence[int],
         rank_runner: Any,
     ) -> None:
-        """Made by the zygote before its imports; the arguments are those of all servers of zygotes."""
+        """Called in the zygote before its imports; every server of zygotes has the same arguments."""
         _load_modules(rank_runner.load_private_module)
         proc_utils.die_with_parent(signal.SIGKILL)  # during the imports the socket is not read
         if os.getppid() != config["parent_pid"]:

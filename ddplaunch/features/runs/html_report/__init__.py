@@ -23,7 +23,7 @@ _NOTHING = PageInputs()
 
 
 def content_security_policy(*, live: bool) -> str:
-    """Return the CSP of the page: a browser may run its own script only, and load nothing; ``live``: only the page.
+    """Return the CSP of the page: only its own script runs, and nothing is loaded; ``live``: it may load itself again.
 
     So no output of a rank can become a program.
     """

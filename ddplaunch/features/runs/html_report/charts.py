@@ -116,7 +116,7 @@ def find_scales(runs: Iterable[PageRun]) -> dict[str, float]:
 
 
 def charts(run: PageRun, scales: Mapping[str, float] = {}) -> Mapping[str, object] | None:
-    """Return the charts; None without samples. ``scales``: the highest value of a scale at least, by title."""
+    """Return the charts of a run; None without samples. ``scales``: the least top value of a scale, by title."""
     panels = [each._replace(at_least=scales.get(each.metric.title, 0.0)) for each in _build_panels(run)]
     if not panels:
         return None

@@ -18,7 +18,7 @@ _OPEN = 1  # ranks whose lines are unfolded at first
 
 
 def output(run: PageRun) -> Mapping[str, object] | None:
-    """Return the section; None without output."""
+    """Return the section with the last output of the ranks; None if there is no output."""
     printed = run.inputs.printed
     if not printed:
         return None

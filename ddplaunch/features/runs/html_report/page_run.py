@@ -40,7 +40,7 @@ class RankRow(Struct, frozen=True):
 
     @property
     def outcome_text(self) -> str:
-        """How it ended: "exited with code 1"."""
+        """How the rank ended: "exited with code 1"."""
         if self.end is RankOutcome.RUNNING:
             return "was running"
         if (self.stopped_by_us or self.end is RankOutcome.STOPPED) and (self.rank.code or 0) < 0:
@@ -107,7 +107,7 @@ class PageRun(Struct, frozen=True):
 
     @property
     def stalls(self) -> list[tuple[float, float]]:
-        """When ranks made no progress, as the nodes have recorded it; that of several nodes together."""
+        """The periods in which ranks made no progress, merged from the records of all nodes."""
         periods: list[tuple[float, float]] = []
         for begin, end in sorted(each for share in self.shares for each in share.stalls):
             if periods and begin <= periods[-1][1]:

@@ -43,7 +43,7 @@ Shown = Mapping[str, object]
 
 
 def header(run: PageRun) -> Shown:
-    """Return what is below the name and the target of the run."""
+    """Return the state of the run, and the line below its name: exit code, duration, ranks, start time."""
     record = run.first
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""

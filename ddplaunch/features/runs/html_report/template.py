@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def load_template(name: str) -> Template:
-    """Load a template of this folder; a value that it does not get is an error."""
+    """Load a template of this folder; it is an error to render it without one of its values."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # 15 ms, and most reports are text
 
     return Environment(

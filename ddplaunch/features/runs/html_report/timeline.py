@@ -48,7 +48,7 @@ class Lane(NamedTuple):
         return str(first) if first == last else f"{first}–{last}"
 
     def can_merge_with(self, other: Lane, close: float) -> bool:
-        """Whether the ranks began and ended within ``close`` seconds of the others, and ended in the same way."""
+        """Whether the ranks of both lanes ended in the same way, and began and ended within ``close`` seconds."""
         return len(self.bars) == len(other.bars) and all(
             (mine.row.attempt, mine.row.end, mine.row.rank.code) == (its.row.attempt, its.row.end, its.row.rank.code)
             and max(abs(mine.began - its.began), abs(mine.ended - its.ended)) <= close
@@ -57,7 +57,7 @@ class Lane(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A rectangle with a tooltip; lengths with a unit are of the width."""
+    """A rectangle with a tooltip; ``x`` and ``width`` are relative to the width of the drawing."""
 
     title: str
     x: str
@@ -103,7 +103,7 @@ def timeline(run: PageRun) -> Mapping[str, object] | None:
 
 
 def at(run: PageRun, moment: float) -> str:
-    """Return the position of a moment."""
+    """Return the horizontal position of a moment, in per cent of the run's duration."""
     return f"{run.percent_at(moment):.3f}%"
 
 
@@ -130,7 +130,7 @@ def _build_stalls(run: PageRun, height: int) -> Iterator[Box]:
 
 
 def _place(run: PageRun, began: float, ended: float) -> tuple[str, str]:
-    """Return left side and width of what must be visible, however short it was."""
+    """Return left side and width of a box for a period; a short period is widened, so that it is visible."""
     left = min(run.percent_at(began), 100 - _NARROWEST)
     return f"{left:.3f}%", f"{max(run.percent_at(ended) - left, _NARROWEST):.3f}%"
 

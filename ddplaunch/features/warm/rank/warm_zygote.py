@@ -41,7 +41,7 @@ _F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); a user's file cou
 
 
 def _load_modules(load_module: Callable[[str], Any]) -> None:
-    """Load the files that this one needs; ``load_module``: ``rank_runner.load_private_module``."""
+    """Load the modules that this file needs; ``load_module``: ``rank_runner.load_private_module``."""
     global atexit_cleanup, file_dependencies, guardian, inherited_state, proc_utils, zygote_channel
     atexit_cleanup = load_module("core/rank/atexit_cleanup")
     file_dependencies = load_module("core/rank/file_dependencies")
@@ -52,7 +52,7 @@ def _load_modules(load_module: Callable[[str], Any]) -> None:
 
 
 class WarmZygoteServer:
-    """One warm zygote, from before its imports to its end."""
+    """The server in a warm zygote: runs from before the zygote's imports until its end."""
 
     def __init__(
         self,

@@ -196,7 +196,7 @@ class NodeVariables(Struct, frozen=True):
     independent_without_address: bool = False  # whether nodes that are given no address are as many jobs
 
     def find(self, environ: EnvVariables) -> ClusterEnv | None:
-        """Recognise a node of a job.
+        """Return the cluster environment of this process from the variables; None if they are not set.
 
         Raises UsageError if there are several and the variables do not say where the first is.
         """

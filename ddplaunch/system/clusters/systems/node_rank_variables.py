@@ -126,14 +126,14 @@ class _Task(Struct):
 
 
 class _ClusterSpec(Struct):
-    """The JSON object; ``cluster`` has the hosts of each role, with their ports."""
+    """The JSON object in TF_CONFIG or CLUSTER_SPEC; ``cluster`` has the hosts of each role, with their ports."""
 
     cluster: dict[str, list[str]] = {}
     task: _Task | None = None
 
 
 def _cluster_spec(name: str, written: str) -> tuple[dict[str, list[str]], str, int]:
-    """Return the hosts of each role, this node's role and its index there."""
+    """Return the hosts of each role, the role of this node, and its index among the hosts of this role."""
     try:
         spec = parse(written, _ClusterSpec)
         if not spec.cluster:

@@ -148,7 +148,7 @@ def openmpi(environ: EnvVariables) -> ClusterEnv | None:
 
 
 def _first_host(environ: EnvVariables, rank: int, size: int, local_rank: int, used: int | None) -> str | None:
-    """Return rank 0's host, as far as it follows: hosts are filled in their order, mpirun's own first if it is one.
+    """Derive rank 0's host, as hosts are filled in order, mpirun's own first; None if it cannot be derived.
 
     Open MPI names all daemons, mpirun's own first, though not on its host: n[1:0-1],[2:10].77.0.12@0(3). A daemon's URI
     begins with its index in that list: 726007808.2;tcp://10.77.0.12:46173. Where one host is idle, and others have

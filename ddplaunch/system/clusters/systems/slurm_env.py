@@ -57,7 +57,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 @register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, has_shared_log=True)
 def slurm(environ: EnvVariables) -> ClusterEnv | None:
-    """Recognise a task of a step, or a process of a job that no step has started."""
+    """Return the cluster environment of a task of a Slurm step, or of a process of a job outside any step."""
     if environ.is_set(STEP_ID) and environ.number(STEP_ID) < FIRST_SPECIAL_STEP:
         return _detect_step(environ)
     return _env_outside_step(environ)
@@ -86,7 +86,7 @@ def _detect_step(environ: EnvVariables) -> ClusterEnv:
 
 
 def _check_ntasks(environ: EnvVariables, size: int) -> None:
-    """Refuse a SLURM_NTASKS that is neither the step's nor the job's: a user has set it for a reason."""
+    """Raise UsageError if SLURM_NTASKS equals the number of tasks neither of the step nor of the job."""
     if environ.is_set(NTASKS, TASKS_PER_NODE) and (ntasks := environ.number(NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
@@ -112,7 +112,7 @@ def _make_notes(environ: EnvVariables, cluster_env: ClusterEnv) -> list[str]:
 
 
 def _env_outside_step(environ: EnvVariables) -> ClusterEnv:
-    """Recognise the batch script, or a shell in the allocation; its PROCID has no meaning."""
+    """Return the cluster environment of the batch script, or of a shell in the allocation; SLURM_PROCID is not used."""
     given = allocation(environ)
     assert given
     count = len(given.hosts)
