@@ -228,7 +228,7 @@ def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
             if now - printed < (0.5 if live else 60.0):
                 continue
             printed, rate = now, done / (now - began)
-            left = "" if total is None else f", {_format_time((total - done) / rate)} left"
+            left = "" if total is None else f", {_format_duration((total - done) / rate)} left"
             line = f"{what}: {done}{'' if total is None else f'/{total}'}, {rate:.3g}/s{left}"
             sys.stderr.write(f"\r{line:{width}}" if live else f"{line}\n")
             sys.stderr.flush()
@@ -239,7 +239,7 @@ def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
             sys.stderr.flush()
 
 
-def _format_time(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return "45 s", "3:07" or "2:03:07"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

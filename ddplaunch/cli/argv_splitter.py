@@ -130,7 +130,7 @@ class ArgvGrammar(Struct, frozen=True):
 
     def find_intended(self, name: str) -> str | None:
         """Return the trailing option that an unknown option misspells, or None."""
-        dashed = with_dashes(name)
+        dashed = underscores_to_dashes(name)
         possible = sorted(set(self.trailing_options) - {JSON} - self.replacements.keys())
         if name in self.options or not possible:
             return None
@@ -220,7 +220,7 @@ def _find_misspelt(
     misspelt = {}
     for name in map(option_name, takewhile(lambda word: word != "--", rest)):
         option = grammar.find_intended(name) if is_option(name) else None
-        if option and not target_has(head, name) and not target_has(head, with_dashes(name)):
+        if option and not target_has(head, name) and not target_has(head, underscores_to_dashes(name)):
             misspelt[name] = option
     return misspelt
 
@@ -306,7 +306,9 @@ def is_option(word: str) -> bool:
 def _find_own_options(program_args: Sequence[str], options: Collection[str]) -> list[str]:
     """Find options of ddplaunch, and torchrun's --nproc-per-node, among the program's arguments before a ``--``."""
     names = map(option_name, takewhile(lambda word: word != "--", program_args))
-    return list(dict.fromkeys(name for name in names if name in options or with_dashes(name) == "--nproc-per-node"))
+    return list(
+        dict.fromkeys(name for name in names if name in options or underscores_to_dashes(name) == "--nproc-per-node")
+    )
 
 
 def _ambiguity_error(
@@ -375,7 +377,7 @@ def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
 def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:
     """Build the error of an unknown option before the target, with what may have been intended."""
     name, options = option_name(word), grammar.options
-    dashed = with_dashes(name)
+    dashed = underscores_to_dashes(name)
     if dashed in _FOREIGN_OPTION_HINTS and not (dashed in options or dashed in grammar.foreign_names):
         return UsageError(f"no such option: {name}", _FOREIGN_OPTION_HINTS[dashed])
     near = dashed if dashed in options else grammar.foreign_names.get(dashed) or closest_match(dashed, options)
@@ -387,6 +389,6 @@ def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:
     return UsageError(f"no such option: {name}", f"did you mean {near}?" if near else hint)
 
 
-def with_dashes(name: str) -> str:
+def underscores_to_dashes(name: str) -> str:
     """Replace the underscores in an option's name by dashes."""
     return name[:2] + name[2:].replace("_", "-")

@@ -83,14 +83,14 @@ def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_sock
     if listener_socket is None:
         return  # another process listens there, which may be node 0
     loop = EventLoop()
-    refuser = _Refuser(loop, config, declined, listener_socket)
+    refuser = _JoinRefuser(loop, config, declined, listener_socket)
     _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(refuser.informed) >= config.max_nodes - 1)
     _run_until(loop, LINGER_S, lambda: not any(connection.is_open for connection in refuser.informed))
     for connection in refuser.listener.close():
         connection.close()
 
 
-class _Refuser:
+class _JoinRefuser:
     """Replies to every node that joins with the usage error of this node, so that it ends too."""
 
     def __init__(

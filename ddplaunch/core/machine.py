@@ -94,7 +94,7 @@ def describe_event(event: Struct) -> str:
     return f"{type(event).__name__}({', '.join(fields)})"[:MAX_EVENT_CHARS]
 
 
-class Decider:
+class CommandCollector:
     """Base class of objects that make decisions: collects the resulting commands."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Decider:
         return commands
 
 
-class Machine(Decider, ABC):
+class Machine(CommandCollector, ABC):
     """Base class of the state machines."""
 
     def __init__(self) -> None:

@@ -211,7 +211,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
     return replace(state, log_path=log, stderr_path=errors)
 
 
-def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
+def find_final_state(shares: Sequence[RunRecord]) -> BatchJobState | None:
     """Return the final state of a run's batch job from its scheduler, if the records still show the run as running.
 
     None if the job still runs, or no scheduler is known to have it. A job that waits to start again has ended too.

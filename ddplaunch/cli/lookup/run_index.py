@@ -216,7 +216,7 @@ def _not_running_error(name: str, word: str, earlier: Sequence[str]) -> UsageErr
     """Return the error for a run that does not run on this machine, or cannot be reached."""
     records, ended = history_store.read_node_records(name), None
     with suppress(LaunchError):
-        ended = batch_jobs.end_elsewhere(records)
+        ended = batch_jobs.find_final_state(records)
     if hosts := history_store.hosts_elsewhere(batch_jobs.mark_lost(records, ended)):
         return UsageError(*describe_elsewhere(name, hosts))
     here = (each.pid for each in records if each.host == host_name() and each.fate is RunState.RUNNING)

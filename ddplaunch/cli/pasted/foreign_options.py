@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from ddplaunch.cli.argv_splitter import is_option, with_dashes
+from ddplaunch.cli.argv_splitter import is_option, underscores_to_dashes
 
 
 class ForeignSyntax(Struct, frozen=True):
@@ -62,7 +62,7 @@ def split_foreign(words: Sequence[str], syntax: ForeignSyntax, own: Mapping[str,
     options, rest = ForeignOptions({}, [], [], [], {}), list(words)
     while rest and is_option(rest[0]):
         word, equals, value = rest.pop(0).partition("=")
-        name = with_dashes(word)
+        name = underscores_to_dashes(word)
         if short := re.fullmatch(r"(-[a-zA-Z])(\d+)", name):  # -n4
             name, equals, value = short[1], "=", short[2]
         name = syntax.aliases.get(name, name)

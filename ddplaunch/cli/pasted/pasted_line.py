@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.argv_splitter import TARGET_KIND_OPTIONS, end_of_options, is_option, option_name, with_dashes
+from ddplaunch.cli.argv_splitter import (
+    TARGET_KIND_OPTIONS,
+    end_of_options,
+    is_option,
+    option_name,
+    underscores_to_dashes,
+)
 from ddplaunch.cli.pasted.accelerate_line import translate_accelerate
 from ddplaunch.cli.pasted.deepspeed_line import translate_deepspeed
 from ddplaunch.cli.pasted.foreign_options import OwnLine
@@ -56,7 +62,7 @@ def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
     if not rest or "--no-python" in before:
         return
     if is_option(rest[0]):
-        owner = _OPTION_OWNERS.get(with_dashes(option_name(rest[0])))
+        owner = _OPTION_OWNERS.get(underscores_to_dashes(option_name(rest[0])))
         is_hold = rest[0] == "-H" and is_option("".join(rest[1:2]))  # of sbatch, which takes no hosts
         if owner and not is_hold:
             raise _error(f"{option_name(rest[0])} is an option of {owner}", _translate_by(owner, words, own))
@@ -161,7 +167,7 @@ def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     """Translate the words after ``torch.distributed.launch``, which gives scripts ``--local-rank`` by default."""
     line = _translate_torchrun(words, own)
     end = len(words) - len(line.rest)
-    if any(with_dashes(word) == "--use-env" for word in words[:end]):
+    if any(underscores_to_dashes(word) == "--use-env" for word in words[:end]):
         return line
     return replace(line, options=(*line.options, "--pass-local-rank"))
 

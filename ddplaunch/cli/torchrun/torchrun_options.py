@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import closest_match
-from ddplaunch.cli.argv_splitter import end_of_options, is_option, option_name, with_dashes
+from ddplaunch.cli.argv_splitter import end_of_options, is_option, option_name, underscores_to_dashes
 from ddplaunch.system.plan.numbers import parse_int
 
 # fmt: off
@@ -121,14 +121,14 @@ def split_torchrun(
 
 def _expand_prefix(typed: str, torchrun_options: Collection[str]) -> str:
     """Return the full name of an option of torchrun; argparse accepts unique prefixes."""
-    if not typed.startswith("--") or with_dashes(typed) in torchrun_options:
-        return with_dashes(typed)
-    matching = [name for name in torchrun_options if name.startswith(with_dashes(typed))]
-    return matching[0] if len(matching) == 1 else with_dashes(typed)
+    if not typed.startswith("--") or underscores_to_dashes(typed) in torchrun_options:
+        return underscores_to_dashes(typed)
+    matching = [name for name in torchrun_options if name.startswith(underscores_to_dashes(typed))]
+    return matching[0] if len(matching) == 1 else underscores_to_dashes(typed)
 
 
 def _check_near_miss(name: str, torchrun_options: Collection[str], options: Collection[str]) -> None:
-    near = closest_match(with_dashes(name), {*options, *torchrun_options})
+    near = closest_match(underscores_to_dashes(name), {*options, *torchrun_options})
     if near in torchrun_options and near not in options:
         raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")
 

@@ -119,15 +119,15 @@ class NodeSides:
     def close(self) -> None:
         """Close all sides, also those that have raised."""
         for loop, side in self._sides:
-            _call_last(loop, side.close)
+            _call_at_end(loop, side.close)
 
     def finish(self) -> None:
         """Wait for all sides, also for those that have raised."""
         for loop, side in self._sides:
-            _call_last(loop, side.finish)
+            _call_at_end(loop, side.finish)
 
 
-def _call_last(loop: IsolatedLoop, function: Callable[[], object]) -> None:
+def _call_at_end(loop: IsolatedLoop, function: Callable[[], object]) -> None:
     """Call the last function of a side, even if the side has raised before; then a new exception is ignored."""
     if not loop.failed:
         loop.call(function)

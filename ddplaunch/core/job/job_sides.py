@@ -18,7 +18,7 @@ from ddplaunch.core.job.job_deadlines import FeatureDeadline
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
-from ddplaunch.core.machine import Command, Decider, Send
+from ddplaunch.core.machine import Command, CommandCollector, Send
 from ddplaunch.core.messages import CheckRequest, Message, NoteMessage
 
 NamedFeatures = Iterable[tuple[str, Feature]]
@@ -68,7 +68,7 @@ class _SideContext(JobContext):
         self._sides.requested_stops.append(None)
 
 
-class JobSides(Decider):
+class JobSides(CommandCollector):
     """Makes and calls the sides of all features; a side that raises is reported once, and the job continues.
 
     What they send is collected until ``take_commands``, which follows each call.

@@ -54,7 +54,7 @@ class Membership:
         if segment < 2 or (found := len(self.select_nodes())) >= least:
             return None
         what = f"--segment {segment}: {found} of {least} nodes are in whole groups of {segment} in one domain"
-        return what, f"domains: {describe_domains(self._places())}; node 0 must be in such a group"
+        return what, f"domains: {describe_domains(self._list_node_places())}; node 0 must be in such a group"
 
     @property
     def has_room(self) -> bool:
@@ -134,7 +134,10 @@ class Membership:
         if self._are_ordered:
             before = [NodePlace(node.node_rank, node.hello.domain) for node in self._active]
             count, segment = self._config.max_active_nodes, self._options[Nodes].segment or 1
-            return [usable[number] for number in order_nodes(self._places(), before, self._to_replace, count, segment)]
+            return [
+                usable[number]
+                for number in order_nodes(self._list_node_places(), before, self._to_replace, count, segment)
+            ]
         if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
@@ -148,7 +151,7 @@ class Membership:
                 order.append(others.pop(0))
         return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
 
-    def _places(self) -> list[NodePlace]:
+    def _list_node_places(self) -> list[NodePlace]:
         """Return the domains of the nodes that may have ranks."""
         may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
         usable = [node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)]

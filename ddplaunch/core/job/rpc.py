@@ -22,7 +22,7 @@ from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import Isolation
 from ddplaunch.core.job.job_deadlines import RequestLate
 from ddplaunch.core.job.node_table import NodeTable
-from ddplaunch.core.machine import Command, Decider, Send
+from ddplaunch.core.machine import Command, CommandCollector, Send
 from ddplaunch.core.messages import Message, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
 
@@ -59,7 +59,7 @@ class _OpenRequest(Struct):
     claimed: set[int] = field(default_factory=set)  # ranks that replies were about
 
 
-class Rpc(Decider):
+class Rpc(CommandCollector):
     """All open requests to all nodes, on node 0, by serial number."""
 
     def __init__(

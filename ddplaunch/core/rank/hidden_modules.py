@@ -55,7 +55,7 @@ class HiddenModules:
         self._undo_changes()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
-        self.replace_import(self._lend)
+        self.replace_import(self._expose)
 
     def _undo_changes(self) -> None:
         self.atexit._clear()
@@ -94,7 +94,7 @@ class HiddenModules:
         hide = import_recorder.hide_frames
         bootstrap._find_and_load_unlocked = hide(_find_and_load_unlocked)  # type: ignore[attr-defined]
 
-    def _lend(self, name: str) -> ModuleType:
+    def _expose(self, name: str) -> ModuleType:
         """Put a hidden module into ``sys.modules`` for ddplaunch's own code, before the program of a rank starts."""
         sys.modules[name] = self.modules[name]
         return sys.modules[name]

@@ -300,7 +300,7 @@ def to_json(value: object) -> str:
     return f'"{plain}"'
 
 
-def join_threads() -> None:
+def join_program_threads() -> None:
     threading = sys.modules.get("threading")
     if threading is not None:
         try:

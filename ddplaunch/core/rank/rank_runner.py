@@ -219,7 +219,7 @@ class RankRunner:
         self._error = None
         if self._code == 0:
             self._call_sides("done")
-        rank_exit.join_threads()
+        rank_exit.join_program_threads()
         self._import_own("atexit")._run_exitfuncs()
         self._call_sides("leave", backwards=True)
         if self.endpoint is not None:

@@ -135,7 +135,7 @@ def main() -> RankStart:
         if server.runs_served:
             began = time.monotonic()
     if unsafe:
-        _exec_fresh(control, config, unsafe, cleanup)
+        _exec_new_interpreter(control, config, unsafe, cleanup)
     hidden = None
     if config["forks"]:
         exits = [function for function, _, _ in cleanup.functions]
@@ -168,7 +168,7 @@ def _send_ready(
         os.close(pidfd)
 
 
-def _exec_fresh(
+def _exec_new_interpreter(
     control: socket.socket, config: ZygoteConfig, unsafe: str, cleanup: atexit_cleanup.AtexitCleanup
 ) -> NoReturn:
     """Exec a fresh zygote in this process, with the same socket, that imports less or execs every rank."""

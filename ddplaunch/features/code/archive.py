@@ -66,7 +66,7 @@ def pack_folder(folder: str) -> CodeArchive:
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
         raise UsageError(f"--code {folder}: no such folder", "--code . is the current one")
-    by_git = _find_repository(root)
+    by_git = _is_in_repository(root)
     chosen = choose_files(_list_by_git(root) if by_git else _list_all(root))
     check_size(chosen.files, folder, _SIZE_HINT if by_git else f"{_SIZE_HINT}; without git all files are copied")
     if not chosen.files:
@@ -181,7 +181,7 @@ def _list_by_git(root: str, prefix: str = "") -> Iterator[CodeFile]:
             yield file
 
 
-def _find_repository(root: str) -> bool:
+def _is_in_repository(root: str) -> bool:
     """Whether a folder is in a repository of git that does not ignore it."""
     folder = root
     while not os.path.lexists(os.path.join(folder, ".git")):

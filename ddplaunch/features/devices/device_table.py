@@ -61,7 +61,7 @@ def _build_table(rows: list[DeviceRow], *, narrow: bool) -> Table:
     shown = [field for field in COLUMNS if any(getattr(row, field) for row in rows)]
     if narrow:
         shown = [field for field in shown if field not in OPTIONAL_COLUMNS]
-        rows = [replace(row, name=_short_mig_name(row)) for row in rows]
+        rows = [replace(row, name=_name_with_short_uuid(row)) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
     for field in shown:
         folds = field == "used_by"
@@ -78,6 +78,6 @@ def _build_table(rows: list[DeviceRow], *, narrow: bool) -> Table:
     return table
 
 
-def _short_mig_name(row: DeviceRow) -> str:
+def _name_with_short_uuid(row: DeviceRow) -> str:
     """Return the name of a GPU; of a MIG instance with the beginning of its UUID, which is needed to choose it."""
     return f"{row.name.removeprefix('MIG ')}  {row.uuid[:MIN_UUID_CHARS]}" if ":" in row.gpu else row.name

@@ -18,7 +18,7 @@ from ddplaunch.base.text import format_size, join_names
 from ddplaunch.base.types import Name, TextLine, parse
 from ddplaunch.features.doctor.benchmark import SIZES
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
-from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.features.doctor.checks.kernel import is_cpu_time_short
 from ddplaunch.features.doctor.examination import DoctorResults, largest_bus_bandwidth
 from ddplaunch.features.doctor.findings import format_flops, join_node_names
 
@@ -105,7 +105,7 @@ def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
 
 def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Findings:
     """Report measurements that are slower than in the baseline; if CPUs are busy, only that nothing was compared."""
-    busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
+    busy = [node.name for node in examination.nodes if node.facts and is_cpu_time_short(node.facts)]
     best = _index_best(list_measurements(examination))
     before = {key: old for key, old in _index_best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:

@@ -303,7 +303,7 @@ class Examiner:
         with_torch = [
             node
             for node, each in facts.items()
-            if each and each.torch and not each.loopback and not self._names_no_interface(node, each)
+            if each and each.torch and not each.loopback and not self._names_missing_interface(node, each)
         ]
         if not with_torch:
             return (), ()
@@ -384,7 +384,7 @@ class Examiner:
     def _backend_for(self, node: int) -> str:
         return "gloo" if self._devices_for(node)[0] == "cpu" else "nccl"
 
-    def _names_no_interface(self, node: int, facts: NodeFacts) -> bool:
+    def _names_missing_interface(self, node: int, facts: NodeFacts) -> bool:
         """Whether a variable of gloo or NCCL on a node names a missing interface: its collectives would fail."""
         return any(each.startswith(self._backend_for(node).upper()) for each in facts.unknown_interfaces)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.text import format_size
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
-from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.features.doctor.checks.kernel import is_cpu_time_short
 from ddplaunch.features.doctor.connectivity import Outcome
 from ddplaunch.features.doctor.examination import (
     SLOW_FRACTION,
@@ -341,7 +341,7 @@ def _find_slow_devices(examination: DoctorResults) -> Findings:
 
 def _is_throttled(examination: DoctorResults, node: int) -> bool:
     facts = examination.nodes[node].facts
-    return facts is not None and is_cpu_throttled(facts)
+    return facts is not None and is_cpu_time_short(facts)
 
 
 def format_flops(flops: float) -> str:

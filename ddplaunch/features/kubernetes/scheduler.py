@@ -82,10 +82,10 @@ class Kubernetes(Scheduler):
                 if error.error.reason == "NotFound" and len(of) == 1:
                     yield from self._gone(of[0])
                     continue
-                yield from (_unknown(job, place, error) for job in of)
+                yield from (_unknown_state(job, place, error) for job in of)
                 continue
             except msgspec.DecodeError as error:
-                yield from (_unknown(job, place, error) for job in of)
+                yield from (_unknown_state(job, place, error) for job in of)
                 continue
             of_name: dict[str, list[Pod]] = {}
             for pod in pods:
@@ -267,7 +267,7 @@ def _nodes(pods: Sequence[Pod]) -> list[Pod]:
     ]
 
 
-def _unknown(job: JobId, place: Place, error: Exception) -> BatchJobState:
+def _unknown_state(job: JobId, place: Place, error: Exception) -> BatchJobState:
     """Return the state of a job whose API server did not answer."""
     where = f"context {place.context}" if place.context else "Kubernetes"
     return BatchJobState(f"is unknown: {where} does not answer: {error}", job=job, number=job.number)

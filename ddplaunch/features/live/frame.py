@@ -50,7 +50,7 @@ def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
     sentences = _render_sentences(view, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
     left = max(0, most - len(head) - len(sentences) - len(legend))
     hint: list[Row] = [(StyledText("? help", "2"),)] if view.hint else []
-    legend = flow_parts([*legend, *_render_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
+    legend = flow_parts([*legend, *_render_cell_note(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
     return [*head, *sentences, *legend, *render_cells(ranks, limit, left)][:most]
 
 
@@ -80,7 +80,7 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
     cells: list[Row] = []
     if len(lines) > MAX_RANK_ROWS or not lines:
         third = max(1, rows // 4)
-        legend = flow_parts([*_legend(view, ranks), *_render_scale(ranks, limit, third)], limit, "   ")
+        legend = flow_parts([*_legend(view, ranks), *_render_cell_note(ranks, limit, third)], limit, "   ")
         cells = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
     blank = fits([()])
     above = [*title, *summary, *trends, *cells, *programs, *blank]
@@ -259,7 +259,7 @@ def _grid_size(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int,
     return label, each_row, -(-len(numbers) // (each_row * most))
 
 
-def _render_scale(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
+def _render_cell_note(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
     if len(ranks) < 2 or most < 1 or (together := _grid_size(sorted(ranks), limit, most)[2]) == 1:
         return []
     return [(StyledText(f"(a cell is {together} ranks)", "2"),)]

@@ -50,7 +50,7 @@ def divide_gpus(
     counts = {each: gpus for each, gpus in wanted.items() if each not in given}
     if count and name not in given and not _is_list(count):
         counts[name] = count
-    shares = _share(counts, free, len(visible), given)
+    shares = _assign_counts(counts, free, len(visible), given)
     by_program = {each: (given | shares)[each] for each in wanted}
     used = {index for taken in by_program.values() for index in taken}
     if target_gpus or name in given | shares:
@@ -93,7 +93,7 @@ def format_gpus(indices: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in group_consecutive(indices))
 
 
-def _share(
+def _assign_counts(
     counts: Mapping[str, int | str], free: Sequence[int], visible: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the GPUs for each program from the free ones: as many as it requests."""

@@ -44,7 +44,7 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
             click.echo(line)
         return None if lines else click.echo("nothing to delete", err=True)
     if run is None and older_than is None and not yes and names:
-        _ask(names)
+        _confirm_deletion(names)
     removed, freed = 0, 0
     for name in names:
         bytes_of = history_store.run_size(name)
@@ -87,7 +87,7 @@ def _parse_age(text: str) -> float:
     return time.time() - seconds
 
 
-def _ask(names: list[str]) -> None:
+def _confirm_deletion(names: list[str]) -> None:
     """Ask for confirmation to remove all; exit if the user refuses."""
     what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(history_store.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):

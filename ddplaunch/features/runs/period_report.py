@@ -58,11 +58,11 @@ def _format_summary(
     if hosts:
         yield ""
         rows = [
-            (each.host, str(each.times), _format_time(each.last), sanitize_line(each.why, MAX_WHY))
+            (each.host, str(each.times), _format_moment(each.last), sanitize_line(each.why, MAX_WHY))
             for each in hosts[:MAX_HOSTS]
         ]
         yield from format_table(("HOST", "FAILURES", "LAST", "REASON"), rows)
 
 
-def _format_time(moment: float) -> str:
+def _format_moment(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

@@ -17,8 +17,8 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.lookup.batch_jobs import (
-    end_elsewhere,
     find_batch_job,
+    find_final_state,
     find_recorded_run,
     find_runs_of_job,
     job_state,
@@ -102,7 +102,7 @@ def report(
         what = f"{target_run.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
     if not target_run.running:
-        seen = seen or _end_elsewhere(shares)
+        seen = seen or _query_job_end(shares)
         shares = mark_lost(shares, seen)
     if serve is not None:
         serve_page(target_run.run, serve, seen)
@@ -160,10 +160,10 @@ def _with_live_times(path: str, record: RunRecord) -> RunRecord:
         return record
 
 
-def _end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
+def _query_job_end(shares: Sequence[RunRecord]) -> BatchJobState | None:
     """Ask the scheduler how the job of a run ended, if the record of the run has no end; print it too."""
     try:
-        seen = end_elsewhere(shares)
+        seen = find_final_state(shares)
     except LaunchError as error:
         click.echo("; ".join(filter(None, (error.message, error.hint))), err=True)
         return None

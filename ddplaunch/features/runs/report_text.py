@@ -67,7 +67,7 @@ def render_report(
         yield f"  code {record.code_version}"
     if provenance:
         yield from (f"  {line}" for line in provenance.lines())
-    yield f"  began {_format_time(record.began)}{lasted}"
+    yield f"  began {_format_moment(record.began)}{lasted}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"
     for each in group_by_domain(shares):
@@ -91,7 +91,7 @@ def render_report(
 
 def _run_row(record: RunRecord) -> tuple[str, ...]:
     lasted, effective = format_elapsed(record.spent.wall_s), format_percent(record.spent.goodput)
-    return record.run, _format_time(record.began), lasted, effective, _format_state(record)
+    return record.run, _format_moment(record.began), lasted, effective, _format_state(record)
 
 
 def _format_state(record: RunRecord) -> str:
@@ -130,7 +130,7 @@ def _format_attempts(record: RunRecord, across: int | None) -> Iterator[str]:
 
 def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     lasted = "-" if attempt.ended is None else format_elapsed(attempt.ended - attempt.began)
-    return str(attempt.number), _format_time(attempt.began), lasted, attempt.why or "-"
+    return str(attempt.number), _format_moment(attempt.began), lasted, attempt.why or "-"
 
 
 def _format_ranks(ranks: Sequence[RankRecord], across: int | None) -> Iterator[str]:
@@ -174,5 +174,5 @@ def program_row(program: ProgramStatus, share: RunRecord, *, unknown: str) -> tu
     return program.program, program.kind, ready, str(program.starts), memory, silent, ended, program.place or unknown
 
 
-def _format_time(moment: float) -> str:
+def _format_moment(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

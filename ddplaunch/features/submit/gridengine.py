@@ -179,10 +179,10 @@ class GridEngine(HostsScheduler):
                 self._gone_since.pop(job, None)
                 self._waited[job] = any(each.is_pending for each in listed[job])
             if not listed_jobs or job.index == "":
-                states += [each for each in self._ended(job, deadline) if each.job not in listed_jobs]
+                states += [each for each in self._query_qacct(job, deadline) if each.job not in listed_jobs]
         return states
 
-    def _ended(self, job: JobId, deadline: Deadline) -> list[BatchJobState]:
+    def _query_qacct(self, job: JobId, deadline: Deadline) -> list[BatchJobState]:
         """Query qacct about a job, or an array, that qstat does not list any more."""
         try:
             accounted = deadline.run("qacct", "-j", job.number).stdout

@@ -353,7 +353,7 @@ class _InspectionView:
                 if function in RPC_CALLS:
                     others = self._rpc_callees(*waiting)
                 moved = [rank for rank in others if self.ranks[rank].moved]
-                missing = [r for r in others if r not in moved and self._lacks_recorder(function, self.ranks[r])]
+                missing = [r for r in others if r not in moved and self._counts_as_missing(function, self.ranks[r])]
                 unseen = {r for r in others if r not in {*moved, *missing} and not self._has_called(function, r)}
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
@@ -415,7 +415,7 @@ class _InspectionView:
         found = self.ranks[rank]
         return function == INIT_FUNCTION and (bool(found.groups) or found.answers is True)
 
-    def _lacks_recorder(self, function: str, rank: RankInspection) -> bool:
+    def _counts_as_missing(self, function: str, rank: RankInspection) -> bool:
         if function == INIT_FUNCTION:
             return not self._has_called(function, rank.rank) and not rank.no_stack
         return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or has_ended(rank))

@@ -64,7 +64,7 @@ def list_folders() -> list[RunFolder]:
     taken = {each.name for each in folders}
     latest_first = sorted(folders, key=lambda each: (each.modified_ns, each.name), reverse=True)
     return [
-        each._replace(name=each.name + FIRST_RUN_SUFFIX) if _is_reused(each.name, taken) else each
+        each._replace(name=each.name + FIRST_RUN_SUFFIX) if _is_first_of_several(each.name, taken) else each
         for each in latest_first
     ]
 
@@ -75,7 +75,7 @@ def mark_over(folder: int) -> None:
         os.fchmod(folder, 0o700 | OVER_BIT)
 
 
-def _is_reused(name: str, taken: set[str]) -> bool:
+def _is_first_of_several(name: str, taken: set[str]) -> bool:
     """Whether run ``name`` was the first of several with one run id, and the name for such a first run is free."""
     if f"{name}.2" not in taken or name + FIRST_RUN_SUFFIX in taken:
         return False

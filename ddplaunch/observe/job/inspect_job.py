@@ -131,7 +131,7 @@ class InspectJob(JobSide):
             return report
         if not first.is_timeout and (ended := describe_ended_ranks(inspection, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
-        return replace(report, first=first, blame=_blamed_rank(self._context, inspection, failures))
+        return replace(report, first=first, blame=_describe_culprit(self._context, inspection, failures))
 
     def remark(self, *, time_limit: bool) -> str | None:
         if self._inspection is None:
@@ -139,7 +139,7 @@ class InspectJob(JobSide):
         return describe_activity(self._inspection) if time_limit else _describe_long_waits(self._inspection)
 
 
-def _blamed_rank(context: JobContext, inspection: Inspection, failures: Sequence[RankFailure]) -> str | None:
+def _describe_culprit(context: JobContext, inspection: Inspection, failures: Sequence[RankFailure]) -> str | None:
     """Describe the rank that the failed ranks had waited for; None if there is none, or it is unknown."""
     tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)

@@ -29,7 +29,7 @@ def read_cpu(sysfs: Folder, proc: Folder = "/proc") -> Cpu:
         allowed = online
     total, available = _read_memory(proc)
     return Cpu(
-        name=_read_name(proc),
+        name=_read_model_name(proc),
         logical=len(online),
         physical=_count_cores(sysfs, allowed),
         allowed=allowed,
@@ -40,7 +40,7 @@ def read_cpu(sysfs: Folder, proc: Folder = "/proc") -> Cpu:
     )
 
 
-def _read_name(proc: Folder) -> str | None:
+def _read_model_name(proc: Folder) -> str | None:
     try:
         with open(os.path.join(proc, "cpuinfo"), "rb") as file:
             model = MODEL_NAME.search(file.read(FIRST_PROCESSOR).decode(errors="replace"))

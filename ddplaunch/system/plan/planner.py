@@ -49,7 +49,7 @@ class PlanSpec(Struct, frozen=True):
     programs: tuple[JsonObject, ...] = ()  # beside the ranks, for those who read the plan
     nodes_without_ranks: int = 0  # how many nodes without ranks follow the others in a dry run
 
-    def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
+    def with_cluster_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
         """Return the value of field ``name`` with the cluster system as its source, if one supplied it."""
         return SourcedValue(sourced.value, self.sources.get(name, sourced.source))
 
@@ -99,7 +99,7 @@ def make_plan(
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
     if nnodes > rank_layout.MAX_NODES:
         raise UsageError(f"--nnodes {nnodes}: a job has at most {rank_layout.MAX_NODES:,} nodes")
-    node_rank = spec.with_true_source("node_rank", _node_rank(spec, environ))
+    node_rank = spec.with_cluster_source("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
     counts, counts_source = _rank_counts(spec, machine)
     slots, started_rank = _device_slots(spec, machine)
@@ -113,7 +113,7 @@ def make_plan(
     given = spec.master_addr, spec.master_port, spec.init_method
     host = machine.host if here == 0 else None
     address, port = rendezvous.locate_store(*given, nnodes=nnodes, here=host, environ=environ)
-    address, port = spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
+    address, port = spec.with_cluster_source("master_addr", address), spec.with_cluster_source("master_port", port)
     bound: dict[int, tuple[Cpus, ...]] = {}
     for count in set(counts) if spec.bind == "numa" else ():
         bound[count] = rank_layout.bind_to_numa(slots, count, machine.numa, machine.allowed_cpus)

@@ -82,7 +82,7 @@ def find_module(name: str, first: str) -> ModuleSpec | None:
     parts = name.split(".")
     for depth in range(len(parts)):
         full = ".".join(parts[: depth + 1])
-        spec = next((found for folder in folders if (found := _ask_finders(full, folder))), None)
+        spec = next((found for folder in folders if (found := _find_regular_module(full, folder))), None)
         if spec is None:
             named = [os.path.join(folder, parts[depth]) for folder in folders if folder is not None]
             spec = _find_namespace(
@@ -94,7 +94,7 @@ def find_module(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
-def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
+def _find_regular_module(name: str, folder: str | None) -> ModuleSpec | None:
     """Return the regular module or package ``name`` in ``folder``; None is ``sys.path``."""
     for finder in sys.meta_path:
         try:

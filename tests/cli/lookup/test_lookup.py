@@ -184,7 +184,7 @@ def test_the_end_of_a_job_from_a_script_of_the_user(monkeypatch, word, host, exp
     monkeypatch.setattr(batch_jobs, "find_slurm", lambda: "slurm")
     monkeypatch.setattr(batch_jobs, "query_state", lambda which, scheduler: replace(state, job=which))
     share = replace(record(1), job=word, host="n0", ended=None, fate=RunState.RUNNING)
-    found = batch_jobs.end_elsewhere([share])
+    found = batch_jobs.find_final_state([share])
     assert (found and found.job) == expected
     ends = [each.fate for each in batch_jobs.mark_lost([share, replace(share, host=host_name())], found)]
     assert ends == [RunState.LOST if expected else RunState.RUNNING, RunState.RUNNING]

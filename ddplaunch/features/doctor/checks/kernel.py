@@ -113,7 +113,7 @@ def is_overloaded(facts: NodeFacts) -> bool:
     return facts.load > 1.5 * facts.cpus + 1
 
 
-def is_cpu_throttled(facts: NodeFacts) -> bool:
+def is_cpu_time_short(facts: NodeFacts) -> bool:
     """Whether the machine is overloaded or its CPU quota is small; both explain slow measurements."""
     return is_overloaded(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
 

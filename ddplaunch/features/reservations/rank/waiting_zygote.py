@@ -80,7 +80,7 @@ class WaitingZygote:
         others = [name for name in before.keys() | environment if before.get(name) != environment.get(name)]
         if changed or self.origins.find_changed() or recorder.has_read(others):
             cleanup.run()
-            self._exec_fresh(config, environment)
+            self._exec_new_interpreter(config, environment)
         for name in others:
             if name in environment:
                 os.environ[name] = environment[name]
@@ -88,7 +88,7 @@ class WaitingZygote:
                 os.environ.pop(name, None)
         return self._control, config  # type: ignore[return-value]
 
-    def _exec_fresh(self, config: Mapping[str, object], environment: Mapping[str, str]) -> NoReturn:
+    def _exec_new_interpreter(self, config: Mapping[str, object], environment: Mapping[str, str]) -> NoReturn:
         """Replace this process by a zygote that imports now, with the same socket."""
         self._control.set_inheritable(True)
         script = os.path.join(os.path.dirname(self._rank_runner.__file__), "zygote.py")
