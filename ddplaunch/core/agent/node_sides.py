@@ -84,7 +84,7 @@ class NodeSides:
         self._call("on_attempt_start", ranks)
 
     def make_rank_sides(self, ranks: NodeRanks, rank: Rank) -> list[RankSide]:
-        """Return the parts of all features in the process of a rank."""
+        """Return the rank side of each feature that has one: the object that runs in the process of this rank."""
         return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
 
     def complete_job(self, job: RankJob) -> RankJob:

@@ -58,7 +58,7 @@ class SignalDelivery:
         self._pending = {number: each for number, each in self._pending.items() if not each.pids}
 
     def close(self) -> None:
-        """Called when the job has ended: show a message that names the signals that no rank has got."""
+        """Called when the job has ended: show a message with the signals that could not be delivered to any rank."""
         if self._timer is not None:
             self._timer.cancel()
         for number, pending in self._pending.items():

@@ -193,7 +193,7 @@ def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _find_protocol_error(side: JobSide, node: int, message: Any) -> ProtocolError | None:
-    """Pass a message on to a side; return the ProtocolError that it raises."""
+    """Forward a message from a node to a feature's job side; return the ProtocolError that the side raises, or None."""
     try:
         side.on_message(node, message)
     except ProtocolError as error:

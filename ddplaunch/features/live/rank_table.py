@@ -18,7 +18,7 @@ _MIN_WORD_MODE_COLUMNS = 40  # the same, for the activity of a rank to be a word
 
 
 class TableRow(NamedTuple):
-    """The data of one rank; None where unknown."""
+    """One row of the table of ranks: what one rank does and uses; a field is None where it is unknown."""
 
     rank: RankInspection
     activity: RankActivity

@@ -178,7 +178,7 @@ def is_of_job(report: RasReport, pids: Iterable[int], world_size: int) -> bool:
 
 
 def compare(report: RasReport, inspection: Inspection) -> str:
-    """Return a sentence that compares the report with our inspection: which ranks the others wait for."""
+    """Return a sentence: which ranks the others wait for, by NCCL's report, and whether the inspection agrees."""
     name = _make_namer(inspection)
     ours = {rank for wait in find_waits(inspection) for rank in wait.roots}
     if report.missing:
@@ -200,7 +200,7 @@ def compare(report: RasReport, inspection: Inspection) -> str:
 
 
 def _make_namer(inspection: Inspection) -> Callable[[RasMember], int | None]:
-    """Return a function that finds the rank of a process: by a unique pid, else by its number in the communicator."""
+    """Return a function that finds a process's rank: by its pid if no two ranks share it, else by NCCL's own number."""
     by_pid: dict[int, list[int]] = {}
     for each in inspection.ranks:
         by_pid.setdefault(each.pid, []).append(each.rank)

@@ -192,7 +192,7 @@ class ProgramAddresses:
                 held.close()
 
     def of(self, instance: str, port: str = "") -> tuple[str, int]:
-        """Return host and port of an instance; the port is 0 if the program has none."""
+        """Return host and port of an instance of a program; the port is 0 if the program listens on none."""
         return self._known.get((instance, port), (LOOPBACK, 0))
 
     def text_of(self, instance: str) -> str:
@@ -225,7 +225,7 @@ class ProgramAddresses:
         return [self.of(each.spec.name, port) for each in self._placement.of(program)]
 
     def variables(self) -> dict[str, str]:
-        """Return the variables with the addresses of all programs."""
+        """Return the environment variables that hold the addresses of all programs, like DDPLAUNCH_VLLM_ADDRESS."""
         values = {}
         for program in self._names:
             name = self._placement.nearest(program, self._node)

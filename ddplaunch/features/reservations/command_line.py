@@ -126,7 +126,7 @@ def _open_claims() -> Claims:
 
 
 def _jobs_need(jobs: str, spec: PlanSpec) -> Need:
-    """Return the need of a job that has no GPUs of its own: a place, or CPUs."""
+    """Return what a job without reserved GPUs waits for: one of ``--jobs N`` places, or free CPUs for its ranks."""
     if jobs != AUTO:
         return CountedNeed(f"jobs-{os.geteuid()}", f"a place (--jobs {jobs})", 1, int(jobs))
     cpu = read_cpu("/sys")

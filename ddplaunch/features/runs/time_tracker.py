@@ -1,4 +1,4 @@
-"""Tracks the time breakdown of a running job in its launcher; the request for it."""
+"""Tracks the time breakdown of a running job in its launcher, and defines the request that returns it."""
 
 from __future__ import annotations
 

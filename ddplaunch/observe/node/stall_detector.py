@@ -296,7 +296,7 @@ class StallDetector:
 def _usage_rates(
     pid: int, before: _UsageSnapshot | None, now: _UsageSnapshot
 ) -> tuple[float | None, float | None, float | None]:
-    """CPUs, and bytes per second of files and of the network, between two snapshots.
+    """Return CPUs in use, and bytes per second of files and of the network, between two snapshots of a process.
 
     Ready to run is not idle: on a machine with load, what it would have used counts as well.
     None without two snapshots, or where a process in between ended unseen.

@@ -19,7 +19,7 @@ _HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between t
 
 
 class ChartMetric(NamedTuple):
-    """The metric of a panel, of each rank or each GPU."""
+    """The metric that one panel of the HTML page plots, with a line for each rank or each GPU."""
 
     title: str
     field: str
