@@ -225,7 +225,7 @@ class ProgramAddresses:
         return [self.of(each.spec.name, port) for each in self._placement.of(program)]
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that hold the addresses of all programs, like DDPLAUNCH_VLLM_ADDRESS."""
+        """Return the environment variables that hold the addresses of all programs of the job, by name."""
         values = {}
         for program in self._names:
             name = self._placement.nearest(program, self._node)
