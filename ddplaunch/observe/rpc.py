@@ -49,7 +49,7 @@ class InspectKind(Kind):
         return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only, programs=programs)
 
     def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
-        """Replace arrival times by which ranks are slow; of many ranks send only one stack each to another node."""
+        """Return the inspection with its slow ranks; if it has many ranks, other nodes get one stack of each."""
         if any(rank.arrivals for rank in reply.ranks):
             nodes = {each.rank: number for number, part in replies.items() for each in part.ranks}
             reply = add_slow_ranks(reply, nodes, clock_of)

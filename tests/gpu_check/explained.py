@@ -88,6 +88,13 @@ def fail(machine: Machine, text: str, *expected: str, options: tuple[str, ...] =
     return report.splitlines()[0]
 
 
+def fail_in_cuda(machine: Machine, text: str, error: str) -> str:
+    """As :func:`fail`; where CUDA is simulated, the program raises the text of CUDA's error itself."""
+    line = fail(machine, text, error)
+    machine.begin_cuda(f"CUDA's own error; the same text from the CPU: {line}")
+    return line
+
+
 @check("explained", 2)
 def out_of_memory(machine: Machine) -> str:
     """CUDA out of memory, with --oom-report."""
@@ -101,25 +108,19 @@ def out_of_memory(machine: Machine) -> str:
 @check("explained", 2)
 def device_assert(machine: Machine) -> str:
     """A device-side assert."""
-    line = fail(machine, DEVICE_ASSERT, "device-side assert")
-    machine.begin_cuda(f"CUDA's own error; the same text from the CPU: {line}")
-    return line
+    return fail_in_cuda(machine, DEVICE_ASSERT, "device-side assert")
 
 
 @check("explained", 2)
 def illegal_address(machine: Machine) -> str:
     """An illegal address in a kernel."""
-    line = fail(machine, ILLEGAL_ADDRESS, "illegal memory access")
-    machine.begin_cuda(f"CUDA's own error; the same text from the CPU: {line}")
-    return line
+    return fail_in_cuda(machine, ILLEGAL_ADDRESS, "illegal memory access")
 
 
 @check("explained", 2)
 def no_kernel_image(machine: Machine) -> str:
     """A kernel for another GPU (cudaErrorNoKernelImage)."""
-    line = fail(machine, NO_KERNEL_IMAGE, "no kernel image")
-    machine.begin_cuda(f"CUDA's own error; the same text from the CPU: {line}")
-    return line
+    return fail_in_cuda(machine, NO_KERNEL_IMAGE, "no kernel image")
 
 
 @check("explained", 2)

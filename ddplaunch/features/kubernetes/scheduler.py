@@ -46,7 +46,7 @@ def split_number(number: str) -> tuple[str, str]:
 
 
 def job_number(kind: str, name: str) -> str:
-    """Return the number by which ddplaunch names a job: "wine" for a Job, "jobset/wine" for a JobSet."""
+    """Return the name of a job in commands and messages: "wine" for a Job, "jobset/wine" for a JobSet."""
     return name if kind == JOB else f"{kind}/{name}"
 
 
