@@ -168,10 +168,12 @@ class NodeJob:
             self._control_socket.close(code)
         self._has_ended = True
         if not self._screen.can_report:  # a signal has ended the wait for the reader
+            self._runner.exit_code = code
             self._sides.finish()
             return code
         try:
             self._print_result(result)
+            self._runner.exit_code = code
         finally:  # these may take some seconds
             self._sides.finish()
         if self._log.path:

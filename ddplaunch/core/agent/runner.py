@@ -101,7 +101,8 @@ class NodeRunner:
         self._signals = SignalDelivery(loop, screen.show_note)
         self._inbox: deque[MachineEvent] = deque()
         self._replies: deque[MachineEvent] = deque()  # to commands of the last event: handled before the inbox
-        self._is_handling = self._waits_ended = self._has_returned = False
+        self._is_handling = self._waits_ended = False
+        self.exit_code: int | None = None  # once the result is written: a signal then ends the process with it
         self._post_for_feature = not_isolated(loop.call_soon, self.post)
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
@@ -130,7 +131,6 @@ class NodeRunner:
         self._screen.end()
         while not (self._waits_ended or (self._loop.is_idle and self._screen.is_drained and self._link.is_closed)):
             self._loop.run_once()
-        self._has_returned = True
         assert self._machine.result
         return self._machine.result
 
@@ -160,8 +160,8 @@ class NodeRunner:
 
     def _end_waits(self) -> None:
         """Let ``run`` return without waiting for readers and other nodes, or exit if the result is written already."""
-        if self._has_returned and self._machine.result:
-            os._exit(self._machine.result.code)
+        if self.exit_code is not None:
+            os._exit(self.exit_code)
         self._waits_ended = True
 
     def _on_signal(self, number: int) -> None:

@@ -47,12 +47,15 @@ class JobState(Enum):
 JOB_STATE_TRANSITIONS = {
     JobState.JOINING: {JobState.STARTING, JobState.STOPPING, JobState.ENDED},
     JobState.STARTING: {
-        *(JobState.RUNNING, JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED),
+        JobState.RUNNING,
+        JobState.PREEMPTED,
+        JobState.STOPPING,
+        JobState.SWEPT,
+        JobState.RESTARTING,
+        JobState.ENDED,
     },
     # A node without ranks has nothing to sweep before a restart.
-    JobState.RUNNING: {
-        *(JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED),
-    },
+    JobState.RUNNING: {JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED},
     # A signal may be the preemption notice, and come while node 0's order to start is on its way.
     JobState.PREEMPTED: {JobState.STOPPING, JobState.STARTING, JobState.SWEPT, JobState.ENDED},
     JobState.STOPPING: {JobState.PREEMPTED, JobState.STARTING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED},
@@ -118,6 +121,10 @@ class ProgramStatus(Struct, frozen=True):
     def place(self) -> str:
         """The GPUs and the address of the program: "GPUs 0-3, 127.0.0.1:8000"."""
         return ", ".join(filter(None, (f"GPUs {self.gpus}" if self.gpus else "", self.address)))
+
+    def start_again(self, now: float) -> ProgramStatus:
+        """Return the status as an attempt starts: a program that has ended starts again, unless it is a sidecar."""
+        return self if self.state != "ended" or self.kind == "sidecar" else replace(self, state="waiting", since=now)
 
     def has_gpu(self, index: int) -> bool:
         """Whether the program has the GPU with this index."""
@@ -212,7 +219,8 @@ class Status(TaggedMessage, frozen=True):
             case events.JobEnded(code=code):
                 return replace(self._with_state(JobState.ENDED, now), code=code)
             case events.ProgramsStarting(has_ranks=has_ranks) if JobState.STARTING in JOB_STATE_TRANSITIONS[self.state]:
-                return replace(self._with_state(JobState.STARTING, now), has_ranks=has_ranks)
+                programs = tuple(each.start_again(now) for each in self.programs)
+                return replace(self._with_state(JobState.STARTING, now), has_ranks=has_ranks, programs=programs)
         programs = apply_to_programs(self.programs, event, now)
         return self if programs is self.programs else replace(self, programs=programs)._without_ranks(now)
 

@@ -147,7 +147,7 @@ class JobMachine(AttemptMachine):
 
     def _check_joined(self, now: Now) -> None:
         if self._joining.is_complete(now):
-            if shortage := self._membership.segment_shortage:
+            if shortage := self._membership.find_segment_shortage():
                 return self._end(JobResult(EXIT_USAGE, usage_error=shortage), now)
             self._start_attempt(now)
 

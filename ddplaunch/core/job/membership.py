@@ -6,7 +6,7 @@ Without spares all of them. With spares as many as the job needs; a node keeps i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import FailureReport
@@ -42,24 +42,29 @@ class Membership:
     @property
     def shortage(self) -> str | None:
         """Why there are too few usable nodes for the job; None if there are enough."""
-        usable, least = self.usable_count, self._config.min_nodes
+        return self.shortage_without(None)
+
+    def shortage_without(self, node: JoinedNode | None) -> str | None:
+        """Return why there are too few usable nodes for the job without ``node``; None if there are enough."""
+        usable, least = self.usable_count - (node is not None and self.is_usable(node)), self._config.min_nodes
         if usable < least:
             return f"{usable} of at least {least} nodes are left"
-        return self.segment_shortage[0] if self.segment_shortage else None
+        few = self.find_segment_shortage(node)
+        return few[0] if few else None
 
-    @property
-    def segment_shortage(self) -> tuple[str, str] | None:
-        """Why --segment cannot be kept with these nodes, and a hint; None if it can."""
-        segment, least = self._options[Nodes].segment or 1, self._config.min_nodes
-        if segment < 2 or (found := len(self.select_nodes())) >= least:
+    def find_segment_shortage(self, without: JoinedNode | None = None) -> tuple[str, str] | None:
+        """Return why --segment cannot be kept with these nodes but one, and a hint; None if it can."""
+        segment, least = self._segment, self._config.min_nodes
+        if segment < 2 or (found := len(self.select_nodes(without))) >= least:
             return None
         what = f"--segment {segment}: {found} of {least} nodes are in whole groups of {segment} in one domain"
-        return what, f"domains: {describe_domains(self._list_node_places())}; node 0 must be in such a group"
+        domains = describe_domains(_places_of(self._usable_nodes(without).values()))
+        return what, f"domains: {domains}; node 0 must be in such a group"
 
     @property
     def has_room(self) -> bool:
         """Whether one more node could have had ranks in this attempt."""
-        if (self._options[Nodes].segment or 1) > 1:
+        if self._segment > 1:
             return len(self.select_nodes()) > len(self._active)
         return len(self._active) < self._config.max_active_nodes
 
@@ -79,7 +84,7 @@ class Membership:
 
     def can_spare(self, node: JoinedNode) -> bool:
         """Whether the job can go on without a node."""
-        return bool(node.node_rank) and self.usable_count - self.is_usable(node) >= self._config.min_nodes
+        return bool(node.node_rank) and self.shortage_without(node) is None
 
     def can_leave(self, node: JoinedNode, phase: JobPhase) -> bool:
         """Whether a SIGTERM on this node (eviction, scale-down) removes only the node and does not end the job."""
@@ -127,17 +132,13 @@ class Membership:
         if not self._options[Elastic].spares or node in self._active:
             self.changes += 1
 
-    def select_nodes(self) -> list[JoinedNode]:
-        """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
-        may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
-        usable = {node.node_rank: node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)}
+    def select_nodes(self, without: JoinedNode | None = None) -> list[JoinedNode]:
+        """Return the nodes that get ranks in the next attempt, in the order of their ranks; all but ``without``."""
+        usable = self._usable_nodes(without)
         if self._are_ordered:
-            before = [NodePlace(node.node_rank, node.hello.domain) for node in self._active]
-            count, segment = self._config.max_active_nodes, self._options[Nodes].segment or 1
-            return [
-                usable[number]
-                for number in order_nodes(self._list_node_places(), before, self._to_replace, count, segment)
-            ]
+            places, before = _places_of(usable.values()), _places_of(self._active)
+            count = self._config.max_active_nodes
+            return [usable[number] for number in order_nodes(places, before, self._to_replace, count, self._segment)]
         if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
@@ -151,17 +152,21 @@ class Membership:
                 order.append(others.pop(0))
         return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
 
-    def _list_node_places(self) -> list[NodePlace]:
-        """Return the domains of the nodes that may have ranks."""
+    def _usable_nodes(self, without: JoinedNode | None = None) -> dict[int, JoinedNode]:
+        """Return the nodes that may have ranks, by node rank; all but ``without``."""
         may_have_ranks, nodes = self._config.may_have_ranks, self._nodes.sorted_nodes
         usable = [node for node in nodes if self.is_usable(node) and may_have_ranks(node.node_rank)]
-        return [NodePlace(node.node_rank, node.hello.domain) for node in usable]
+        return {node.node_rank: node for node in usable if node is not without}
+
+    @property
+    def _segment(self) -> int:
+        return self._options[Nodes].segment or 1
 
     @property
     def _are_ordered(self) -> bool:
         """Whether the order of the nodes follows their domains: if not all of them have a --node-rank, for example."""
         options, nodes = self._options, self._nodes.values()
-        if (options[Nodes].segment or 1) > 1:
+        if self._segment > 1:
             return True
         if options[Nodes].node_order == "topology":
             return any(node.hello.domain for node in nodes)
@@ -175,8 +180,7 @@ class Membership:
         self._to_replace.clear()
         notes = []
         if self._are_ordered and not before:
-            active = [NodePlace(node.node_rank, node.hello.domain) for node in self._active]
-            notes.append(f"nodes with ranks by domain: {describe_domains(active)}")
+            notes.append(f"nodes with ranks by domain: {describe_domains(_places_of(self._active))}")
         if self._options[Elastic].spares:
             notes += self._describe_changes([node.name for node in before], [node.name for node in self._active])
         return self._active, [command for note in notes for command in self._nodes.note_to_all(note)]
@@ -190,3 +194,8 @@ class Membership:
         waiting = [node.name for node in self._nodes.sorted_nodes if node.name not in running]
         if waiting and not before:
             yield f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}"
+
+
+def _places_of(nodes: Iterable[JoinedNode]) -> list[NodePlace]:
+    """Return the node rank and the domain of each node."""
+    return [NodePlace(node.node_rank, node.hello.domain) for node in nodes]

@@ -108,8 +108,7 @@ class NodeChecks:
             return f"{node.name} is left out: {error.message}"
         text = f"{node.name}: {error.message}" if self._config.is_multi_node else error.message
         if node.node_rank and self._config.is_elastic:
-            left = self._membership.usable_count - self._membership.is_usable(node)
-            text += f"; without it {left} of at least {self._config.min_nodes} nodes are left"
+            text += f"; without it {self._membership.shortage_without(node)}"
         if (failure := self.previous_failure) is not None:
             return JobResult(failure.first.shell_exit_code, failure, remark=f"no restart: {text}", node=node.host)
         if first:

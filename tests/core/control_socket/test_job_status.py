@@ -98,6 +98,22 @@ def test_a_rank_of_the_attempt_before_changes_nothing():
     assert folded(PLANNED, *STARTED, *again, events.RankExited(0, 100, -9, 0)).ranks == folded(again[1]).ranks
 
 
+def test_programs_of_the_attempt_before_are_not_ready():
+    """On a node without ranks; a sidecar that has ended does not start again, and nothing waits for it."""
+    names = {"a": "service", "b": "service", "bar": "sidecar"}
+    planned = tuple(events.ProgramPlanned(name, kind, "", "") for name, kind in names.items())
+    begin = events.ProgramsStarting(0, has_ranks=False)
+    ready = tuple(events.ProgramReady(name, 1.0, 0) for name in names)
+    ended = tuple(events.ProgramExited(name, 0, 0) for name in names)
+    first = folded(begin, *planned, *ready)
+    assert first.state is JobState.RUNNING
+    end = (*ended, events.AttemptSwept((), ()), events.Restarting(1, 0.0, "again", None))
+    second = folded(begin, *planned, *ready, *end, events.ProgramsStarting(1, has_ranks=False), ready[0])
+    assert second.state is JobState.STARTING
+    assert [each.state for each in second.programs] == ["ready", "waiting", "ended"]
+    assert second.apply(ready[1], 30.0).state is JobState.RUNNING
+
+
 def test_any_order_of_events_gives_a_status():
     """An observer may raise nothing. What is certain: between two attempts is a sweep."""
     chance = random.Random(1)

@@ -9,7 +9,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.job.node_order import NodePlace, describe_domains, order_nodes
 from ddplaunch.system.plan.domain import find_domain, read_switch
 from tests.conftest import free_port, write_program
-from tests.core.job.job_steps import Job, notes_of
+from tests.core.job.job_steps import CHECKED, Job, notes_of
 from tests.core.job.test_spares import lose, started
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -186,6 +186,23 @@ def test_a_job_ends_when_too_few_whole_segments_are_left():
     (end,) = {message.outcome for _, message in job.sent if isinstance(message, messages.EndJob)}
     assert end.code == 69
     assert "--segment 2: 2 of 4 nodes are in whole groups" in end.remark
+
+
+def test_a_node_without_which_no_whole_segment_is_left_cannot_be_left_out():
+    """It would leave a job without ranks, which waits for ever."""
+    job = joined("a", "a", "b", "b", segment=2, min_nodes=2, max_nodes=4, options=CHECKED)
+    job.send(0, messages.CheckPassed(0))
+    job.send(1, messages.NodeStartError("/dev/shm is full", "empty it"))
+    (end,) = {message.outcome for _, message in job.sent if isinstance(message, messages.EndJob)}
+    assert end.usage_error == (
+        "node 1 (n1): /dev/shm is full; without it --segment 2: 0 of 2 nodes are in whole groups of 2 in one domain",
+        "empty it",
+    )
+    other = joined("a", "a", "b", "b", segment=2, min_nodes=2, max_nodes=4, options=CHECKED)
+    for number in (0, 1, 3):
+        other.send(number, messages.CheckPassed(0))
+    other.send(2, messages.NodeStartError("/dev/shm is full", "empty it"))
+    assert started(other) == [0, 1]
 
 
 def test_the_switch_that_slurm_names():
