@@ -154,6 +154,19 @@ def test_a_second_ctrl_c_ends_the_wait_for_a_command(start_ddplaunch, tmp_path):
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_a_signal_during_a_command_does_not_change_the_exit_code(start_ddplaunch, tmp_path):
+    """It was reported by then: here that lines of the output are lost."""
+    write_program(tmp_path, "t.py", "print('lost')\n")
+    with open("/dev/full", "wb") as full:
+        command = shlex.join(["sh", "-c", "if grep -q ends; then touch ends; exec sleep 600; fi"])
+        job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "--notify", command, "t.py", stdout=full)
+    wait_until((tmp_path / "ends").exists, "the command")
+    wait_until(lambda: job.signal(signal.SIGTERM) or job.process.poll() is not None, "the end of the launcher")
+    assert job.wait() == 74, job.stderr()
+    job.assert_nothing_left()
+
+
 def test_a_killed_helper_process_disables_the_option(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     job = start_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py")
