@@ -21,6 +21,7 @@ from ddplaunch.base.text import format_count, format_size, join_names
 from ddplaunch.features.code.code_files import CodeFile, CodeFiles, check_size, choose_files, is_private_key
 from ddplaunch.features.code.copies import FILE_TIME
 from ddplaunch.system.code_version import CodeVersion
+from ddplaunch.system.git_environ import git_environ
 
 _ATTEMPTS = 5  # to read a file that changes
 
@@ -193,10 +194,11 @@ def _is_in_repository(root: str) -> bool:
 
 def _git(folder: str, *words: str, check: bool = True) -> str:
     """Run git in a folder, whatever the variables of a hook say, and return its output. Raises UsageError."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     argv = ["git", "--no-optional-locks", "-C", folder, *words]
     try:
-        done = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            argv, env=git_environ(os.environ), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
     except OSError as error:
         what = f"--code: {folder} is in a git repository, and git cannot be run: {error.strerror}"
         raise UsageError(what, "install git: it knows which files are ignored") from None

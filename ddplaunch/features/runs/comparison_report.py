@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import format_count, join_names
-from ddplaunch.cli.lookup.run_index import find_run
+from ddplaunch.cli.lookup.run_index import FoundRun, find_run, index_runs
 from ddplaunch.cli.run_options import PARAMS
 from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.text_table import fit_to_width, format_table
@@ -30,11 +30,13 @@ from ddplaunch.features.runs.run_comparison import (
     compare_arguments,
     compare_provenance,
     compare_results,
+    peak_memory,
     to_json,
 )
 from ddplaunch.observe.history import history_store, sample_file
 from ddplaunch.observe.history.run_record import RunRecord
 from ddplaunch.observe.samples.sample import average
+from ddplaunch.system.git_environ import git_environ
 
 MAX_RUNS = 12  # columns of a table
 MIN_CELL, MAX_CELL = 16, 60  # columns of a terminal
@@ -109,7 +111,15 @@ def describe_diff(before: Provenance, after: Provenance) -> str:
     words = ["git", "--no-pager", "diff", "--shortstat", "--no-ext-diff", "--no-textconv", *commits, "--"]
     for root in dict.fromkeys((after.git.root, before.git.root)):
         with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+            done = subprocess.run(
+                words,
+                cwd=root,
+                env=git_environ(os.environ),
+                capture_output=True,
+                text=True,
+                timeout=GIT_TIMEOUT_S,
+                check=True,
+            )
             files, added, removed = (
                 int(match[1]) if (match := re.search(rf"(\d+) {what}", done.stdout)) else 0
                 for what in ("file", "insertion", "deletion")
@@ -162,8 +172,7 @@ def comparison_to_json(runs: Sequence[ComparedRun]) -> str:
             "effective": each.record.spent.goodput,
             "world_size": each.record.world_size,
             "collectives_per_second": each.step_rate,
-            "peak_memory": max((rank.peak_memory for one in each.record.attempts for rank in one.ranks), default=0)
-            or None,
+            "peak_memory": peak_memory(each.record) or None,
             "last_line": each.last_line or None,
         }
         for each in runs
@@ -173,10 +182,11 @@ def comparison_to_json(runs: Sequence[ComparedRun]) -> str:
 
 def write_comparison(runs: Sequence[ComparedRun], file: str) -> None:
     """Write the page that compares runs. Raises UsageError if the file cannot be written."""
-    pages = []
+    pages, jobs = [], index_runs().jobs
     for run in runs:
-        found = find_run(run.record.run)
-        shares = history_store.read_node_records(found.run)
+        name = run.record.run
+        found = FoundRun(name, jobs.get(name), run.record)
+        shares = history_store.read_node_records(name) or [run.record]  # it may just have been deleted
         inputs = collect_inputs(found, shares)
         pages.append(PageRun.from_records(with_live_state(found, shares, inputs), inputs))
     differs = [(row.name, *row.values) for row in differences(runs)]

@@ -97,12 +97,7 @@ def logs(
         if other := next((name for name, value in given.items() if value), None):
             raise UsageError(f"{other} does not work with --program", "leave one of them out")
         if batch_job := find_running_batch_job(run, "logs"):
-            options = [
-                "--program",
-                program,
-                *(["--follow"] if follow else []),
-                *(["--tail", str(tail)] if tail else []),
-            ]
+            options = ["--program", program, *_output_options(follow, tail)]
             return batch_job.run_command("logs", options, everywhere=True)
         target_run = find_run(default_run(follow=follow) if run is None else run)
         for data in _program_output(target_run, program, tail or 0, follow=follow):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.base.text import format_count
 from ddplaunch.base.types import Name, Path, Size, TextLine, convert
+from ddplaunch.features.runs.provenance_probe import MAX_FILES
 from ddplaunch.observe.history import history_store
 
 SUFFIX = ".provenance"  # of the files of a node, after "node-0"
@@ -35,8 +35,10 @@ class GitState(Struct, frozen=True):
         return not self.changed and not self.new
 
     def __str__(self) -> str:
-        counts = [f"{format_count(len(self.changed), 'file')} changed"] if self.changed else []
-        counts += [f"{len(self.new)} new"] if self.new else []
+        counts = (
+            [f"{_format_listed(self.changed)} file{'s' * (len(self.changed) != 1)} changed"] if self.changed else []
+        )
+        counts += [f"{_format_listed(self.new)} new"] if self.new else []
         at = f"commit {self.commit[:SHORT_COMMIT]}" if self.commit else "no commit yet"
         on = f" on {self.branch}" if self.branch and not self.branch.startswith("(") else ""
         return ", ".join((at + on, *counts))
@@ -71,6 +73,11 @@ class Provenance(Struct, frozen=True):
         """Yield the lines on commit and versions for the report."""
         yield from filter(None, [self.code])
         yield ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
+
+def _format_listed(names: Sequence[str]) -> str:
+    """Format the number of files that are listed, of which there may be more: "1", "200 or more"."""
+    return f"{len(names)}{' or more' * (len(names) >= MAX_FILES)}"
 
 
 def provenance_path(run: str, node_rank: int, suffix: str = ".json") -> str:

@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -65,6 +65,14 @@ DIFF = (
 )
 
 
+KEPT = ("GIT_CONFIG", "GIT_SSH", "GIT_ASKPASS")  # as in system/git_environ.py, which this program cannot import
+
+
+def git_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables that a hook of git sets: they name a repository and its index."""
+    return {name: value for name, value in environ.items() if not name.startswith("GIT_") or name.startswith(KEPT)}
+
+
 class GitFailed(Exception):
     """Raised when git is missing, takes too long, or refuses the command."""
 
@@ -80,7 +88,7 @@ class Git:
         import selectors  # most of the time that this process takes, and only for what is in a repository
         import subprocess
 
-        variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        variables = {**git_environ(os.environ), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             child = subprocess.Popen(
                 [*GIT, *words],
@@ -100,7 +108,9 @@ class Git:
                 selector.register(child.stdout, selectors.EVENT_READ, output)
                 selector.register(child.stderr, selectors.EVENT_READ, errors)
                 while selector.get_map() and len(output) <= limit:
-                    if time.monotonic() > self._deadline or os.getppid() != self._parent:
+                    if os.getppid() != self._parent:
+                        raise GitFailed("git had not answered when the launcher died")
+                    if time.monotonic() > self._deadline:
                         raise GitFailed(f"git did not answer in {GIT_TIMEOUT_S:g} s")
                     for key, _ in selector.select(POLL_S):
                         data = os.read(key.fd, 1 << 16)
@@ -147,7 +157,7 @@ def may_be_in_repository(folder: str) -> bool:
     while not os.path.lexists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)
         if above == folder:
-            return "GIT_DIR" in os.environ
+            return False
         folder = above
     return True
 
@@ -259,7 +269,6 @@ def list_variables(names: Iterable[str]) -> list[str]:
 
 def main() -> None:
     parent = os.getppid()
-    signal.signal(signal.SIGTERM, stop)
     os.nice(NICENESS)
     folder, name, request = sys.argv[1:]
     fields = json.loads(request)
@@ -285,6 +294,7 @@ def main() -> None:
     write(".json", json.dumps(fields).encode())
     fields["git_error"] = None
     try:
+        signal.signal(signal.SIGTERM, stop)
         deadline = time.monotonic() + GIT_TIMEOUT_S
         fields["git"] = read_git(folders, deadline, parent, lambda diff: write(".diff", diff))
     except GitFailed as error:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.base import PACKAGE_DIR
@@ -22,6 +22,13 @@ STOP_WAIT_S = 0.5  # for the process to end git and write that it has not answer
 PROGRAM = os.path.join(PACKAGE_DIR, "features", "runs", "provenance_probe.py")
 
 
+def probe_command(path: str, folders: Sequence[str], gpus: Sequence[str] = ()) -> list[str]:
+    """Return the command of the process that writes files whose names begin with ``path``."""
+    sys_path = [each for each in sys.path if each]
+    request = {"host": host_name(), "gpus": gpus, "sys_path": sys_path, "folders": folders}
+    return [sys.executable, "-I", "-S", PROGRAM, *os.path.split(path), json.dumps(request)]
+
+
 class ProvenanceProcess:
     """The process of one run on one node: it takes some 50 ms of CPU time, beside the ranks and at a lower priority."""
 
@@ -35,13 +42,7 @@ class ProvenanceProcess:
         """Start the process, which writes files whose names begin with ``path``; do nothing if it cannot be started."""
         source, here = plan.target.source or plan.target.path, current_folder()
         folders = [os.path.dirname(os.path.abspath(source))] if source else []
-        request = {
-            "host": host_name(),
-            "gpus": plan.gpus,
-            "sys_path": [each for each in sys.path if each],
-            "folders": [*dict.fromkeys((*folders, here))],
-        }
-        words = [sys.executable, "-I", "-S", PROGRAM, *os.path.split(path), json.dumps(request)]
+        words = probe_command(path, [*dict.fromkeys((*folders, here))], plan.gpus)
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         signals = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM]
         with suppress(OSError), process_limits.original_nofile_limit():  # the limit on processes

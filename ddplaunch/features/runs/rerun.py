@@ -35,9 +35,9 @@ from ddplaunch.cli.target_args import make_option_lookup, translate_torchrun
 from ddplaunch.cli.target_command import spellings
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.features.runs.history_recorder import scheduler_job_id
-from ddplaunch.features.runs.provenance import Provenance, read_diff, read_provenance
+from ddplaunch.features.runs.provenance import SHORT_COMMIT, Provenance, read_diff, read_provenance
 from ddplaunch.features.runs.rerun_check import describe_differences
-from ddplaunch.features.runs.worktree import make_worktree, path_in_worktree
+from ddplaunch.features.runs.worktree import make_worktree, path_in_worktree, target_in_worktree
 from ddplaunch.observe.history import history_store
 from ddplaunch.system.schedulers import scheduler_registry, submitted_jobs
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -135,7 +135,7 @@ def rerun(ctx: click.Context, run: str, commit: bool) -> object:
     worktree = make_worktree(earlier.name, earlier.provenance, earlier.diff) if commit else None
     folder = earlier.folder
     if worktree and earlier.provenance and earlier.provenance.git:
-        folder = path_in_worktree(folder, earlier.provenance.git.root, worktree)
+        folder = path_in_worktree(folder, earlier.provenance.git.root, worktree) or folder
     try:
         os.chdir(folder)
     except OSError as error:
@@ -209,13 +209,15 @@ def build_command(earlier: EarlierCommand, typed: TypedWords, worktree: str | No
     params = PARAMS if kind == "run" else [*PARAMS, *_submit_params([*words, *typed.options])]
     table = OptionTable.from_params(params)
     line = _split_earlier(words, table, typed.options if kind == "submit" else ())
-    target = line.target or ""
-    if worktree and earlier.provenance and earlier.provenance.git:
-        target = path_in_worktree(target, earlier.provenance.git.root, worktree)
+    target = _find_target(line.target or "", earlier, worktree)
     file = target.partition(":")[0]
     if file.endswith(".py") and not os.path.exists(file):
         git = earlier.provenance and earlier.provenance.git
-        hint = f"--commit runs it as of commit {git.commit[:12]}" if git and git.commit and not worktree else None
+        hint = (
+            f"--commit runs it as of commit {git.commit[:SHORT_COMMIT]}"
+            if git and git.commit and not worktree
+            else None
+        )
         raise UsageError(f"{sanitize_line(file)}, the program of {earlier.name}, is gone", hint)
     options = table.replace_options(line.options, typed.options)
     if kind == "run" and os.environ.get("DDPLAUNCH_TOKEN"):
@@ -225,6 +227,18 @@ def build_command(earlier: EarlierCommand, typed: TypedWords, worktree: str | No
     if kind == "submit":
         return [kind, *options, target, *(["--"] if arguments else []), *arguments]
     return [kind, *options, *(["--"] if "--" in words or target.startswith("-") else []), target, *arguments]
+
+
+def _find_target(typed: str, earlier: EarlierCommand, worktree: str | None) -> str:
+    """Return the target of the earlier command, with its file in the worktree. Raises UsageError if it has none."""
+    git = earlier.provenance and earlier.provenance.git
+    if not typed or not worktree or not git:
+        return typed
+    target = target_in_worktree(typed, earlier.folder, git.root, worktree)
+    if target is None:
+        what = f"{sanitize_line(typed)}, the program of {earlier.name}, is not in the worktree with its commit"
+        raise UsageError(what, "leave --commit out: the program runs as it is now")
+    return target
 
 
 def _split_earlier(words: Sequence[str], table: OptionTable, more: Sequence[str]) -> SplitArgv:

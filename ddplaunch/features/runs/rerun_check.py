@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import host_name
 from ddplaunch.features.runs.provenance import Provenance, read_diff_file, read_provenance_file
-from ddplaunch.features.runs.provenance_process import PROGRAM
+from ddplaunch.features.runs.provenance_process import probe_command
 from ddplaunch.features.runs.run_comparison import compare_provenance
 from ddplaunch.system.devices import read_hardware
 
@@ -34,7 +31,7 @@ def describe_differences(
     now = replace(now, gpus=before.gpus if {*before.gpus} <= {*models} else models)  # those of the run may be a part
     rows = compare_provenance([before, now], [diff, changes])
     lines = [
-        f"{row.name}: {row.values[0]} then, {row.values[1]} now"
+        f"{row.name}: {row.values[0]} then, {row.values[1]} now" if row.differs else row.name  # "and 7 more packages"
         for row in rows
         if with_code or row.name not in ("commit", "changes")
     ]
@@ -44,10 +41,9 @@ def describe_differences(
 
 def read_current(folder: str) -> tuple[Provenance | None, bytes]:
     """Return the provenance and the changes that a run in this folder would have now; None if that takes too long."""
-    request = {"host": host_name(), "gpus": [], "sys_path": [each for each in sys.path if each], "folders": [folder]}
     with tempfile.TemporaryDirectory() as draft:
-        words = [sys.executable, "-I", "-S", PROGRAM, draft, "now", json.dumps(request)]
+        path = os.path.join(draft, "now")
+        words = probe_command(path, [folder])
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
-        path = os.path.join(draft, "now")
         return read_provenance_file(f"{path}.json"), read_diff_file(f"{path}.diff")

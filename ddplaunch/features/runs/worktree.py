@@ -12,7 +12,9 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import join_names
 from ddplaunch.features.runs.provenance import SHORT_COMMIT, Provenance
+from ddplaunch.system.git_environ import git_environ
 from ddplaunch.system.history_dir import history_dir, open_history_dir
+from ddplaunch.system.target.source import find_module
 
 GIT_TIMEOUT_S = 600.0  # for a large repository on a network disk
 
@@ -56,16 +58,55 @@ def make_worktree(run: str, provenance: Provenance | None, diff: bytes) -> str:
     return path
 
 
-def path_in_worktree(path: str, root: str, worktree: str) -> str:
-    """Return the path of a file in the worktree; ``path`` itself, if it is relative or not in the repository."""
-    inside = os.path.relpath(path, root) if os.path.isabs(path) else ".."
-    return path if inside.split(os.sep)[0] == ".." else os.path.normpath(os.path.join(worktree, inside))
+def path_in_worktree(path: str, root: str, worktree: str) -> str | None:
+    """Return the place in the worktree of an absolute path; None if it is outside of ``root``, also by its real path.
+
+    ``root`` is a real path, as git gives it: a path that was typed may lead there through a symbolic link.
+    """
+    for each in (path, os.path.realpath(path)):
+        inside = os.path.relpath(each, root)
+        if inside.split(os.sep)[0] != os.pardir:
+            return os.path.normpath(os.path.join(worktree, inside))
+    return None
+
+
+def target_in_worktree(target: str, folder: str, root: str, worktree: str) -> str | None:
+    """Return the target that is in the worktree what ``target`` was in the earlier folder; None if none is.
+
+    A relative one stays, if the folder is in the repository: then it is run in the folder of the worktree. So does a
+    program that is not Python and not of this repository.
+    """
+    file, colon, function = target.partition(":")
+    moved = path_in_worktree(os.path.join(folder, file), root, worktree)
+    has_folder, is_absolute = path_in_worktree(folder, root, worktree) is not None, os.path.isabs(file)
+    if moved is None:
+        return target if has_folder and is_absolute and not file.endswith(".py") else None
+    if has_folder and not is_absolute:
+        return None if _is_todays_module(file, moved, root, worktree) else target
+    return f"{moved}{colon}{function}"
+
+
+def _is_todays_module(name: str, moved: str, root: str, worktree: str) -> bool:
+    """Whether a name is that of a module which Python finds in the repository itself, where it is installed from."""
+    if os.path.exists(moved) or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    spec = find_module(name, os.path.dirname(moved))
+    origins = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    found = [os.path.realpath(each) for each in origins if each and "site-packages" not in each]
+    return any(path_in_worktree(each, root, root) and not path_in_worktree(each, worktree, root) for each in found)
 
 
 def _run_git(folder: str, *words: str, stdin: bytes = b"") -> str:
     """Run git, and return its output. Raises LaunchError with its last line if it fails."""
     try:
-        done = subprocess.run(["git", *words], cwd=folder, input=stdin, capture_output=True, timeout=GIT_TIMEOUT_S)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=folder,
+            env=git_environ(os.environ),
+            input=stdin,
+            capture_output=True,
+            timeout=GIT_TIMEOUT_S,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"git {words[0]} failed: {error}") from None
     if done.returncode:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
+from msgspec.structs import replace
 
+from ddplaunch.features.runs import comparison_report, rerun_check
 from ddplaunch.features.runs.provenance import GitState, Provenance
 from ddplaunch.features.runs.run_comparison import Row, compare_arguments, compare_provenance, read_arguments
 from ddplaunch.observe.history import history_store
@@ -157,3 +160,35 @@ def test_versions_machines_and_variables():
     many = [Provenance("n0", "3.11.7", packages={f"p{n}": version for n in range(30)}) for version in ("1", "2")]
     rows = [*compare_provenance(many, [b"", b""])]
     assert (len(rows), rows[-1]) == (21, Row("and 10 more packages", ("…", "…")))
+
+
+def test_the_row_of_further_packages_has_no_values(monkeypatch, tmp_path):
+    """Before a rerun it is a line of its own, not a difference of "…" and "…"."""
+    before = Provenance("n0", "3.11.2", packages={f"p{number:02}": "1" for number in range(30)})
+    now = replace(before, packages=dict.fromkeys(before.packages, "2"))
+    monkeypatch.setattr(rerun_check, "read_current", lambda folder: (now, b""))
+    monkeypatch.setattr(rerun_check, "MAX_DIFFERENCES", 50)
+    lines = rerun_check.describe_differences("r", before, b"", str(tmp_path), with_code=True)
+    assert lines[0] == "p00: 1 then, 2 now"
+    assert lines[20] == "and 10 more packages"
+
+
+def test_a_run_that_is_deleted_while_it_is_compared(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "print('step 7')")
+    for name in ("a", "b"):
+        assert run_ddplaunch("run", *FORKED, "--run-id", name, "train.py").returncode == 0
+    runs = comparison_report.find_compared_runs(["a", "b"])
+    shutil.rmtree(history_store.run_dir("b"))
+    comparison_report.write_comparison(runs, str(tmp_path / "both.html"))
+    assert "<title>a and b: ddplaunch</title>" in (tmp_path / "both.html").read_text()
+
+
+def test_a_hook_of_git_does_not_change_what_is_compared(project, monkeypatch, tmp_path):  # noqa: F811
+    """Its variables name the repository and the index of the commit that it is run for."""
+    first = git(project, "rev-parse", "HEAD")
+    write_program(project, "train.py", "print('trained longer')")
+    git(project, "commit", "-qam", "longer")
+    states = [GitState(str(project), commit) for commit in (first, git(project, "rev-parse", "HEAD"))]
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
+    before, after = (Provenance("n0", "3.11.2", git=state) for state in states)
+    assert comparison_report.describe_diff(before, after) == "1 file, +1 -1"

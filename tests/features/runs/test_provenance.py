@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from ddplaunch.base.redaction import redact_words
-from ddplaunch.features.runs.provenance import Provenance, read_diff, read_provenance
+from ddplaunch.features.runs import provenance_probe
+from ddplaunch.features.runs.provenance import GitState, Provenance, read_diff, read_provenance
 from ddplaunch.observe.history import history_store
+from ddplaunch.system.git_environ import git_environ
 from tests.conftest import wait_until, write_program
 from tests.start_modes import FORKED
 
@@ -146,6 +148,44 @@ def test_git_that_hangs_is_ended_with_the_run(run_ddplaunch, project, tmp_path):
     assert found.packages
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
+
+
+def test_the_text_for_a_launcher_that_died(project):
+    git_of_orphan = provenance_probe.Git(str(project), time.monotonic() + 600, parent=-1)
+    with pytest.raises(provenance_probe.GitFailed, match=r"^git had not answered when the launcher died$"):
+        git_of_orphan.run("status")
+
+
+def test_a_hook_of_git_does_not_change_the_commit(run_ddplaunch, project, tmp_path):
+    """Its variables name the repository and the index of the commit that it is run for."""
+    env = {"GIT_DIR": str(tmp_path / "other"), "GIT_INDEX_FILE": str(tmp_path / "index")}
+    found = provenance_of(run_ddplaunch("run", *FORKED, "train.py", cwd=project, env=env))
+    assert (found.code, "GIT_DIR" in found.variables) == (
+        f"commit {git(project, 'rev-parse', 'HEAD')[:12]} on main",
+        True,
+    )
+
+
+def test_the_probe_gives_git_the_same_environment():
+    """It imports nothing of ddplaunch, so it has that function again."""
+    environ = {"GIT_DIR": "x", "GIT_PREFIX": "y", "GIT_CONFIG_COUNT": "1", "GIT_SSH_COMMAND": "ssh", "PATH": "/bin"}
+    kept = {name: environ[name] for name in ("GIT_CONFIG_COUNT", "GIT_SSH_COMMAND", "PATH")}
+    assert provenance_probe.git_environ(environ) == git_environ(environ) == kept
+
+
+@pytest.mark.parametrize(
+    ("changed", "new", "expected"),
+    [
+        (1, 0, ", 1 file changed"),
+        (2, 3, ", 2 files changed, 3 new"),
+        (200, 200, ", 200 or more files changed, 200 or more new"),
+    ],
+)
+def test_the_number_of_files_that_are_listed(changed, new, expected):
+    """The lists are cut at a length, at which there may be more."""
+    assert (
+        str(GitState("/p", "c" * 40, "main", ("a",) * changed, ("b",) * new)) == f"commit {'c' * 12} on main{expected}"
+    )
 
 
 def test_its_process_is_gone_while_the_run_goes_on(start_ddplaunch, tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 
 import pytest
 
 from ddplaunch.features.runs.rerun import OptionTable, replace_arguments
+from ddplaunch.features.runs.worktree import target_in_worktree
 from ddplaunch.observe.history import history_store
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -87,6 +89,67 @@ def test_the_code_of_then(run_ddplaunch, run_in_fork, project, state):  # noqa: 
     assert [*tree.parent.iterdir()] == [tree]  # it has the same code, so it is used again
     git(tree, "checkout", "-qf", "main~2")
     assert_refused(run_in_fork("rerun", "--commit", "old"), "is not at commit", "git worktree remove")
+
+
+@pytest.mark.parametrize("typed", ["project/train.py", "{link}/train.py", "{project}/train.py"])
+def test_the_code_of_then_from_any_folder(run_ddplaunch, project, tmp_path, typed):  # noqa: F811
+    """Also if the repository is below the folder, or the program was typed through a symbolic link."""
+    write_program(project, "train.py", TRAIN)
+    git(project, "commit", "-qam", "train")
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    words = ("--run-id", "old", typed.format(link=link, project=project))
+    assert run_ddplaunch("run", *LIGHT, *words, cwd=tmp_path).returncode == 0
+    write_program(project, "train.py", "print('the code of today')")
+    assert printed(run_ddplaunch("rerun", "--commit", "old")) == [f"rank 0 of 1 in {tmp_path.name}"]
+
+
+def test_a_module_of_today_does_not_run_as_the_code_of_then(run_ddplaunch, run_in_fork, project, tmp_path):  # noqa: F811
+    """From a folder above the repository, a module is that of today."""
+    write_program(project, "train.py", TRAIN)
+    git(project, "commit", "-qam", "train")
+    assert run_ddplaunch("run", *LIGHT, "--run-id", "old", "-m", "project.train", cwd=tmp_path).returncode == 0
+    what = "project.train, the program of old, is not in the worktree with its commit"
+    assert_refused(run_in_fork("rerun", "--commit", "old"), what, "leave --commit out")
+
+
+@pytest.mark.parametrize(
+    ("target", "folder", "expected"),
+    [
+        ("train.py", "{root}", "train.py"),
+        ("train.py:main", "{root}/part", "train.py:main"),
+        ("part/train.py:main", "{root}", "part/train.py:main"),
+        ("{root}/train.py:main", "/", "{tree}/train.py:main"),
+        ("root/train.py:main", "{above}", "{tree}/train.py:main"),
+        ("alias/train.py", "{above}", "{tree}/train.py"),
+        ("train.py", "{above}/alias", "train.py"),
+        ("{above}/alias/train.py", "{root}", "{tree}/train.py"),
+        ("package.train", "{root}", "package.train"),
+        ("/usr/bin/env", "{root}", "/usr/bin/env"),
+        ("../other.py", "{root}", None),
+        ("{above}/other.py", "{root}", None),
+        ("package.train", "{above}", None),
+        ("/usr/bin/env", "{above}", None),
+        ("installed.train", "{root}", None),  # its folder is on sys.path
+    ],
+)
+def test_the_target_in_the_worktree(tmp_path, monkeypatch, target, folder, expected):
+    """None, where another file or that of today would run."""
+    above, root, tree = tmp_path / "above", tmp_path / "above" / "root", tmp_path / "trees" / "root"
+    for path in (root, tree):
+        write_program(path, "package/train.py", "")
+        write_program(path, "src/installed/train.py", "")
+    (above / "alias").symlink_to(root)
+    monkeypatch.setattr("sys.path", [*sys.path, str(root / "src")])
+    names = {"above": above, "root": root, "tree": tree}
+    found = target_in_worktree(target.format(**names), folder.format(**names), str(root), str(tree))
+    assert found == (expected and expected.format(**names))
+
+
+def test_a_hook_of_git_does_not_change_the_worktree(run_ddplaunch, first, tmp_path):
+    env = {"GIT_DIR": str(tmp_path / "other"), "GIT_INDEX_FILE": str(tmp_path / "index")}
+    done = run_ddplaunch("rerun", "--commit", first, env=env)
+    assert len(printed(done)) == 2
 
 
 def test_a_program_that_is_gone(run_in_fork, first, project):  # noqa: F811
