@@ -317,3 +317,21 @@ def test_the_call_that_a_rank_is_in(functions, words):
     for name in reversed(functions):
         call = partial(names[name], call)
     assert call() == words
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_dump_of_nccl_that_fails_is_replaced_by_the_json(monkeypatch, tmp_path, fails):
+    """The file is awaited."""
+
+    def dump(*_: bool) -> bytes:
+        if fails:
+            raise RuntimeError("no memory")
+        return b"pickled"
+
+    recorder = SimpleNamespace(
+        _dump_nccl_trace=dump, _dump_nccl_trace_json=lambda *_: b'{"entries": "nccl:all_reduce"}'
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=recorder)))
+    torch_state.write_dump(str(tmp_path / "rank_0"), 1000)
+    expected = ("rank_0.json", b'{"entries": "nccl:all_reduce"}') if fails else ("rank_0", b"pickled")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [expected]

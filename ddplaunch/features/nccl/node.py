@@ -8,10 +8,9 @@ The folder is ``stall`` in that of ``--log-dir``, otherwise in that of the histo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import format_count, join_names
 from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.events import AttemptSwept, Event, JobStalled, NoteAdded, RanksInspected
@@ -36,7 +35,8 @@ class StallSide(NodeSide):
         self._context, self._history = context, context.find(HistoryRecorder)
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._inspection: Inspection | None = None  # of all ranks, for node 0
-        self._is_collecting = self._is_stopping = False
+        self._is_stopping = False
+        self._waiting: list[Callback] | None = None  # for the end of the collection; None: none runs
         self._collected: StallFiles | None = None  # until ``_report`` has shown it
         self._notes: list[str] = []  # shown after the result of the job
         self._kept_note = ""  # has the path of the last folder; also shown after the result
@@ -49,13 +49,13 @@ class StallSide(NodeSide):
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         self._ranks, self._inspection, self._collected = ranks, None, None
-        self._is_collecting = self._is_stopping = False
+        self._is_stopping, self._waiting = False, None
 
     def observe(self, event: Event) -> None:
         match event:
             case JobStalled(text=text) if text and self._ranks is not None:
                 self._inspection = None
-                self._collect(self._context.loop, self._ranks, lambda dumped: self._inspect())
+                self._collect(self._context.loop, self._ranks, self._inspect)
             case RanksInspected(inspection=inspection):
                 self._on_inspected(inspection)
             case AttemptSwept():
@@ -66,7 +66,7 @@ class StallSide(NodeSide):
         from ddplaunch.features.nccl.rpc import StallReply
 
         self._is_stopping = True
-        self._collect(loop, ranks, lambda dumped: reply(StallReply(dumped), True))
+        self._collect(loop, ranks, lambda: reply(StallReply(), True))
 
     def _inspect(self) -> None:
         from ddplaunch.observe.diagnosis.inspection import Detail
@@ -75,31 +75,39 @@ class StallSide(NodeSide):
         if self._is_node_zero and self._collected is not None:
             inspect_job(self._context.job.rpc, Detail.WAITS, self._context.loop.guard(self._on_inspected))
 
-    def _collect(self, loop: EventLoop, ranks: NodeRanks, on_done: Callable[[tuple[int, ...]], None]) -> None:
+    def _collect(self, loop: EventLoop, ranks: NodeRanks, on_done: Callback) -> None:
+        """Collect the evidence, and call ``on_done`` once: when it is there, or at once if none can be collected."""
+        if self._waiting is not None:
+            self._waiting.append(on_done)
+            return
         from ddplaunch.features.nccl.ras_client import find_address
         from ddplaunch.features.nccl.stall_files import MAX_NODE_BYTES, StallFiles
 
         number, folder = ranks.number, self._find_folder(ranks.number)
         left = MAX_NODE_BYTES - sum(size for attempt, size in self._bytes.items() if attempt != number)
         is_full = number not in self._bytes and len(self._bytes) >= _MAX_ATTEMPTS
-        if folder is None or is_full or self._is_collecting:
-            return on_done(())
+        if folder is None or is_full:
+            on_done()
+            return
+        waiting = [on_done]
 
         def finish(files: StallFiles) -> None:
-            self._is_collecting = False
-            self._bytes[number], self._collected = files.dump_bytes, files
-            on_done((*files.dumped,))
-            if self._inspection is not None:
+            self._bytes[number] = files.dump_bytes
+            is_current = ranks is self._ranks  # or the next attempt has begun
+            if is_current:
+                self._collected, self._waiting = files, None
+            for each in waiting:
+                each()
+            if is_current and self._inspection is not None:
                 self._report()
 
+        address = find_address(os.environ) if self._is_node_zero and _may_use_nccl(ranks) else None
         try:
-            address = find_address(os.environ) if self._is_node_zero and _may_use_nccl(ranks) else None
-            files = StallFiles(loop, ranks, folder, address, finish)
-            self._is_collecting = True
-            files.begin(left)
+            StallFiles(loop, ranks, folder, address, finish).begin(left)
         except OSError:  # the disk is full, or the folder is not writable
-            self._is_collecting = False
-            on_done(())
+            on_done()
+        else:
+            self._waiting = waiting
 
     def _find_folder(self, attempt: int) -> str | None:
         parent = self._context.log.path or (self._history and self._history.path)
@@ -119,11 +127,10 @@ class StallSide(NodeSide):
             names.append(f"dumps of the flight recorder of {format_count(len(files.dumped), 'rank')}")
         if self._inspection is not None:
             remarks = [_compare(files.ras, self._inspection)] if files.ras is not None else []
-            files.write_stacks(self._inspection, *remarks)
-            names.append("stacks.txt")
+            names += ["stacks.txt"] if files.write_stacks(self._inspection, *remarks) else []
             for text in remarks:
                 self._notes.append(text) if self._is_stopping else self._context.job.emit(NoteAdded(text))
-        if files.ras is not None:
+        if files.ras_file:
             names.append(files.ras_file)
         if names:
             self._kept_note = f"kept in {files.folder}: {join_names(names)}"
@@ -142,4 +149,6 @@ def _compare(report: RasReport, inspection: Inspection) -> str:
 
 def _may_use_nccl(ranks: NodeRanks) -> bool:
     """Whether the ranks have GPUs, or the user has named the address of the RAS service."""
-    return "NCCL_RAS_ADDR" in os.environ or any(rank.device.startswith("cuda") for rank in ranks.plan.local_ranks)
+    from ddplaunch.features.nccl.ras_client import ADDRESS_VARIABLE
+
+    return ADDRESS_VARIABLE in os.environ or any(rank.device.startswith("cuda") for rank in ranks.plan.local_ranks)

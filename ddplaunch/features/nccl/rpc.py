@@ -17,23 +17,21 @@ class StallRequest(Struct, frozen=True):
 
 
 class StallReply(Struct, frozen=True):
-    """The ranks whose dumps were kept."""
-
-    ranks: tuple[Count, ...] = ()
+    """The answer that the evidence is kept, as far as it could be collected."""
 
 
 class StallKind(Kind):
-    """The rpc kind of these requests: the reply has the ranks whose dumps were kept; the dumps stay on their nodes."""
+    """The rpc kind of these requests: the reply is empty, as the evidence stays on its node."""
 
     name, request, reply, timeout_s = "stall", StallRequest, StallReply, 5.0
 
     def claimed_ranks(self, reply: StallReply) -> Iterable[int]:
-        return reply.ranks
+        return ()
 
     def merge(
         self, replies: Mapping[int, StallReply], silent_nodes: tuple[str, ...], world_size: int, now: float
     ) -> StallReply:
-        return StallReply(tuple(sorted(rank for each in replies.values() for rank in each.ranks)))
+        return StallReply()
 
 
 KIND = StallKind()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import Thread
 
@@ -43,8 +44,9 @@ class StallFiles:
         address: tuple[str, int] | None,
         on_done: Callable[[StallFiles], None],
     ) -> None:
-        """``address``: of the RAS service; None: do not query it. ``on_done`` is called within COLLECT_TIMEOUT_S.
+        """``address``: of the RAS service; None: do not query it.
 
+        ``on_done`` is called once, after ``begin`` and within COLLECT_TIMEOUT_S.
         Raises OSError if the folder cannot be made.
         """
         self._loop, self._ranks, self.folder, self._on_done = loop, ranks, folder, on_done
@@ -53,7 +55,9 @@ class StallFiles:
         self._dump_deadline = self._deadline if address else began + DUMP_TIMEOUT_S
         self._awaited: set[int] = set()  # ranks whose dumps may still come
         self.dumped: list[int] = []  # ranks with a dump
-        self.ras: RasReport | None = None
+        self.ras: RasReport | None = None  # which came in time
+        self.ras_file = ""  # the name of the file with that report; "" if none was written
+        self._ras_reply: RasReport | None = None  # set by the thread, also after the deadline
         os.makedirs(folder, 0o700, exist_ok=True)
         self._asking: Thread | None = None
         if address is not None:
@@ -62,10 +66,10 @@ class StallFiles:
             self._asking = Thread(target=self._ask, args=(address, ours), daemon=True)
 
     def _ask(self, address: tuple[str, int], is_ours: Callable[[RasReport], bool]) -> None:
-        self.ras = ask_service(address, self._deadline, is_ours)
+        self._ras_reply = ask_service(address, self._deadline, is_ours)
 
     def begin(self, max_bytes: int) -> None:
-        """Request the dumps; ``max_bytes``: of all of them."""
+        """Request the dumps; ``max_bytes``: of all of them. Raises OSError if those of an earlier stall stay."""
         numbers = [*self._ranks.processes]
         limit = min(MAX_RANK_BYTES, max_bytes // max(1, len(numbers)))
         for number in numbers:
@@ -76,7 +80,7 @@ class StallFiles:
                 self._awaited.add(number)
         if self._asking is not None:
             self._asking.start()
-        self._poll()
+        self._loop.call_later(0.0, self._poll)
 
     def _is_stopped(self, number: int) -> bool:
         fields = read_stat(self._ranks.processes[number].pid)
@@ -103,28 +107,32 @@ class StallFiles:
             self._loop.call_later(_POLL_INTERVAL_S, self._poll)
             return
         self.dumped.sort()
+        self.ras = self._ras_reply
         if self.ras is not None:
-            self.write(self.ras_file, self.ras.text)
+            name = "nccl-ras.json" if self.ras.is_json else "nccl-ras.txt"
+            self.ras_file = name if self.write(name, self.ras.text) else ""
         self._on_done(self)
-
-    @property
-    def ras_file(self) -> str:
-        """The name of the file with the reply of the RAS service."""
-        return "nccl-ras.json" if self.ras is not None and self.ras.is_json else "nccl-ras.txt"
 
     @property
     def dump_bytes(self) -> int:
         """The size of the dumps."""
-        paths = (path for number in self.dumped for path in self._dump_paths(number))
-        return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+        size = 0
+        for path in (path for number in self.dumped for path in self._dump_paths(number)):
+            with suppress(OSError):  # each rank has one of its two
+                size += os.path.getsize(path)
+        return size
 
-    def write_stacks(self, inspection: Inspection, *remarks: str) -> None:
-        """Write the output of ``ddplaunch stacks``, and remarks, to a file."""
+    def write_stacks(self, inspection: Inspection, *remarks: str) -> bool:
+        """Write the output of ``ddplaunch stacks``, and remarks, to a file; return whether it was written."""
         text = click.unstyle(render_stacks(inspection))
-        self.write(STACKS_FILE, "\n".join([text, *remarks, ""]) if remarks else text)
+        return self.write(STACKS_FILE, "\n".join([text, *remarks, ""]) if remarks else text)
 
-    def write(self, name: str, text: str) -> None:
-        """Write a file into the folder of the evidence."""
+    def write(self, name: str, text: str) -> bool:
+        """Write a file into the folder of the evidence; return whether it was written: the disk may be full."""
         path = os.path.join(self.folder, name)
-        with open(open_for_writing(path, os.O_TRUNC, 0o600), "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        try:
+            with open(open_for_writing(path, os.O_TRUNC, 0o600), "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except OSError:
+            return False
+        return True

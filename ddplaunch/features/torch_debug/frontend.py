@@ -38,7 +38,3 @@ def main() -> None:
 def _end_with_stdin() -> None:
     sys.stdin.read()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,9 +11,11 @@ from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
+from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rank_layout import Rank
 
 _PORT = re.compile(rb"^port (\d+)$", re.MULTILINE)
+_FRONTEND = "from ddplaunch.features.torch_debug.frontend import main; main()"
 _MAX_OUTPUT_BYTES = 1 << 16
 
 
@@ -33,17 +35,19 @@ class DebugServerSide(NodeSide):
         self._output = b""
         first = ranks.plan.local_ranks[0]
         environ = {**os.environ, **ranks.plan.rank_environment(first, ranks.number)}
-        command = [sys.executable, "-m", "ddplaunch.features.torch_debug.frontend"]
-        self._pages = HelperProcess(
-            self._context.loop,
-            command,
-            self._on_output,
-            lambda: None,
-            deadline=None,
-            pipe_stdin=True,  # which ends with the launcher: then the process ends
-            merge_stderr=True,
-            environ=environ,
-        )
+        try:
+            self._pages = HelperProcess(
+                self._context.loop,
+                python_command(sys.executable, _FRONTEND),
+                self._on_output,
+                lambda: None,
+                deadline=None,
+                pipe_stdin=True,  # which ends with the launcher: then the process ends
+                merge_stderr=True,
+                environ=environ,
+            )
+        except OSError as error:  # the limit on processes
+            self._context.job.emit(NoteAdded(f"torch's debug server cannot be started: {error.strerror}"))
 
     def observe(self, event: Event) -> None:
         if isinstance(event, AttemptSwept):

@@ -59,13 +59,11 @@ def traces(*, details: bool) -> list[bytes]:
 def write_dump(path: str, max_bytes: int) -> None:
     """Write the dump of the flight recorder: NCCL's as ``torchfrtrace`` reads it, others as JSON to PATH.json.
 
-    A dump that is larger than ``max_bytes`` is replaced by its size. There is a file in any case: it is awaited.
+    A dump that is larger than ``max_bytes`` is replaced by its size. It is awaited, so NCCL's is JSON too if it fails.
     """
     dumps = traces(details=True)
-    dump_nccl = getattr(sys.modules["torch"]._C._distributed_c10d, "_dump_nccl_trace", None)
-    if dump_nccl is not None and any(b'"nccl:' in each for each in dumps):
-        data = bytes(dump_nccl(True, True, False))  # with the lines of the calls
-    else:
+    data = _dump_nccl() if any(b'"nccl:' in each for each in dumps) else b""
+    if not data:
         data, path = b"\n".join(dumps) or b"{}", path + ".json"
     if len(data) > max_bytes:
         data = b'{"left_out_bytes": %d}' % len(data)
@@ -73,6 +71,14 @@ def write_dump(path: str, max_bytes: int) -> None:
     with os.fdopen(os.open(path + ".part", flags, 0o600), "wb") as file:
         file.write(data)
     os.rename(path + ".part", path)
+
+
+def _dump_nccl() -> bytes:
+    """Dump NCCL's flight recorder, with the lines of the calls; empty if this torch cannot."""
+    try:
+        return bytes(sys.modules["torch"]._C._distributed_c10d._dump_nccl_trace(True, True, False))
+    except Exception:
+        return b""
 
 
 def _groups(module: ModuleType, *, members: bool) -> bytes:

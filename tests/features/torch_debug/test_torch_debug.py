@@ -3,6 +3,7 @@
 import re
 import signal
 import socket
+import subprocess
 import sys
 import urllib.request
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import pytest
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
+from ddplaunch.features.torch_debug import node
 from ddplaunch.features.torch_debug.feature import FEATURE
 from ddplaunch.features.torch_debug.options import TorchDebug
 from ddplaunch.system.target.target import Target, TargetKind
@@ -90,3 +92,33 @@ def test_what_is_not_installed(monkeypatch, tmp_path, version, modules, expected
     plan = SimpleNamespace(target=Target(TargetKind.SCRIPT, "train.py"), nnodes=1)
     with pytest.raises(UsageError, match=re.escape(expected)):
         FEATURE.check(options, plan)
+
+
+def start_pages(monkeypatch, start):
+    """Start an attempt, with this in place of the process of the pages; return the notes."""
+    notes = []
+    monkeypatch.setattr(node, "HelperProcess", start)
+    context = SimpleNamespace(loop=None, job=SimpleNamespace(emit=lambda event: notes.append(event.text)))
+    plan = SimpleNamespace(local_ranks=[0], rank_environment=lambda rank, number: {})
+    node.DebugServerSide(context).on_attempt_start(SimpleNamespace(plan=plan, number=0))
+    return notes
+
+
+def test_modules_in_the_folder_of_the_user_replace_none_of_the_pages(monkeypatch, tmp_path):
+    """A socket.py there is not that of Python."""
+    write_program(tmp_path, "socket.py", "raise SystemExit('the socket of the user')")
+    commands = []
+    start_pages(monkeypatch, lambda loop, command, *_, **__: commands.append(command))
+    done = subprocess.run(
+        [*commands[0][:-1], commands[0][-1].replace("main()", "print(main.__name__)")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=scaled_timeout(30),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "main\n"), done.stderr
+
+
+def test_a_process_that_cannot_be_started_is_a_note(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    expected = "torch's debug server cannot be started: Resource temporarily unavailable"
+    assert start_pages(monkeypatch, refuse) == [expected]
