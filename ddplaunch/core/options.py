@@ -82,6 +82,12 @@ class RanksPerNode(OptionGroup, frozen=True):
         "Pin each rank to the CPUs near its GPU.", in_project=True)] = None
 
 
+def wants_free_gpus(gpus: str | None) -> bool:
+    """Whether a value of ``--gpus`` requests free GPUs, as free:2 does."""
+    word = (gpus or "").strip().lower()
+    return word.startswith("free") and not word[4:5].isalpha()
+
+
 class Nodes(OptionGroup, frozen=True):
     """The nodes of the job and how they find each other."""
 

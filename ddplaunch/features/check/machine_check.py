@@ -16,7 +16,7 @@ from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.cgroups import available_memory
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.visible_gpus import visible_gpus
-from ddplaunch.system.plan.hardware import Gpu
+from ddplaunch.system.plan.hardware import GPU_BUSY_BYTES, Gpu
 
 Step = tuple[Literal["checking", "waiting", "failed", "passed"], str, str | None]
 
@@ -24,7 +24,6 @@ MIB = 1 << 20
 MIN_SHM_BYTES = 64 * MIB  # a container's default: with less free, dead processes have left something there
 MIN_DISK_BYTES = 50 * MIB
 MIN_MEMORY_BYTES = 256 * MIB  # what importing torch takes
-GPU_BUSY_BYTES = 1 << 30  # with less in use a GPU is free: drivers and desktops take some hundred MiB
 GPU_POLL_INTERVAL_S = 0.5  # between two checks of GPUs that are in use
 CURRENT_DIR_TEXT = "the current folder"
 

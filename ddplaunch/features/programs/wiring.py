@@ -17,7 +17,7 @@ from ddplaunch.base.text import format_count, join_names
 from ddplaunch.base.types import JsonObject
 from ddplaunch.core.feature import FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Connections, DryRun, Elastic, Nodes, RanksPerNode, Stopping
+from ddplaunch.core.options import Connections, DryRun, Elastic, Nodes, RanksPerNode, Stopping, wants_free_gpus
 from ddplaunch.features.programs.addresses import list_ports
 from ddplaunch.features.programs.gpus import divide_gpus
 from ddplaunch.features.programs.job import ProgramsJob
@@ -82,8 +82,8 @@ def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote
 
 def _check_free_gpus(options: Options, here: Iterable[ProgramSpec]) -> None:
     """Raise UsageError if the ranks get free GPUs, which are chosen for them alone, and other programs some too."""
-    gpus = options[RanksPerNode].gpus or ""
-    if gpus.startswith("free") and (others := [each.name for each in here if each.gpus not in ("", 0)]):
+    gpus = options[RanksPerNode].gpus
+    if wants_free_gpus(gpus) and (others := [each.name for each in here if each.gpus not in ("", 0)]):
         what = f"--gpus {gpus} chooses GPUs for the ranks alone, and {join_names(others)} wants some too"
         raise UsageError(what, "name the GPUs: `ddplaunch devices` shows which are in use")
 

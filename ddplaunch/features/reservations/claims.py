@@ -26,7 +26,7 @@ from ddplaunch.base.types import Pid, TextLine, as_dict, parse
 
 PREFIX = "ddplaunch-claim"
 GUARD = "ddplaunch-claims.lock"
-MAX_CLAIM_BYTES = 1 << 14
+MAX_CLAIM_BYTES = 1 << 17  # one that waits names all its units: the MAX_JOBS of --jobs take 80 kB
 GUARD_INTERVAL_S = 0.005
 GUARD_TIMEOUT_S = 60.0
 """For the process that decides to finish: it may ask the GPUs of the machine, and may be suspended."""

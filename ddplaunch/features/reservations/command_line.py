@@ -23,6 +23,7 @@ from ddplaunch.features.reservations.waiting import (
     CountedNeed,
     Need,
     NotFree,
+    PlaceNeed,
     reserve,
     waiting_for,
 )
@@ -96,10 +97,7 @@ def _format_gpus(need: GpuNeed, units: Sequence[str]) -> str:
 
 def describe_place(job: str) -> str | None:
     """Return what a local job waits for, and its place in the line: "waits for 2 free GPUs, 3 runs before it"."""
-    try:
-        files = Claims(find_lock_folder(os.environ)).list(None)
-    except LaunchError:
-        return None
+    files = _list_claims()
     own = next((each for each in files if each.claim.job == job and not each.has_units), None)
     if own is None:
         return None
@@ -110,12 +108,16 @@ def describe_place(job: str) -> str | None:
 
 def find_launcher(job: str) -> int | None:
     """Return the PID of this user's launcher of a local job, if it lives and has or waits for something."""
-    try:
-        files = Claims(find_lock_folder(os.environ)).list(None)
-    except LaunchError:
-        return None
     user = user_name(os.geteuid())
-    return next((each.claim.pid for each in files if each.claim.job == job and each.user == user), None)
+    return next((each.claim.pid for each in _list_claims() if each.claim.job == job and each.user == user), None)
+
+
+def _list_claims() -> list[ClaimFile]:
+    """Return all claims; none if there is no folder for them."""
+    try:
+        return Claims(find_lock_folder(os.environ)).list(None)
+    except LaunchError:
+        return []
 
 
 def _open_claims() -> Claims:
@@ -128,7 +130,7 @@ def _open_claims() -> Claims:
 def _jobs_need(jobs: str, spec: PlanSpec) -> Need:
     """Return what a job without reserved GPUs waits for: one of ``--jobs N`` places, or free CPUs for its ranks."""
     if jobs != AUTO:
-        return CountedNeed(f"jobs-{os.geteuid()}", f"a place (--jobs {jobs})", 1, int(jobs))
+        return PlaceNeed(f"jobs-{os.geteuid()}", f"a place (--jobs {jobs})", 1, int(jobs))
     cpu = read_cpu("/sys")
     ranks = (spec.nproc and parse_int(spec.nproc)) or (cpu.physical if spec.nproc == "cpu" else 1)
     count = min(max(1, ranks), cpu.usable)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Feature, NodeSide
-from ddplaunch.core.options import RanksPerNode
+from ddplaunch.core.options import RanksPerNode, wants_free_gpus
 from ddplaunch.features.reservations.options import Reservations
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ class ReserveDevices(Feature):
         self._early: EarlyZygote | None = None
 
     def adjust_spec(self, options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
-        if not (options[Reservations].jobs or _wants_free(options) or "DDPLAUNCH_START_FILE" in os.environ):
+        if not (
+            options[Reservations].jobs
+            or wants_free_gpus(options[RanksPerNode].gpus)
+            or "DDPLAUNCH_START_FILE" in os.environ
+        ):
             return spec
         from ddplaunch.features.reservations.command_line import complete_spec
 
@@ -47,7 +51,7 @@ class ReserveDevices(Feature):
 
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Claim the GPUs of a job that has not reserved any."""
-        if not plan.gpu_addresses or plan.started_rank or _wants_free(options):
+        if not plan.gpu_addresses or plan.started_rank or wants_free_gpus(options[RanksPerNode].gpus):
             return ()
         from ddplaunch.features.reservations.command_line import share_gpus
 
@@ -72,10 +76,6 @@ class _Holder(NodeSide):
     def finish(self) -> None:
         for own in self._held:
             own.release()
-
-
-def _wants_free(options: Options) -> bool:
-    return (options[RanksPerNode].gpus or "").strip().lower().startswith("free")
 
 
 FEATURE = ReserveDevices()

@@ -9,21 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_count, format_duration, format_size
+from ddplaunch.core.options import wants_free_gpus
 from ddplaunch.features.reservations.claims import ClaimFile, units_taken
 from ddplaunch.features.reservations.gpu_choice import choose_neighbours
 from ddplaunch.features.reservations.waiting import Need
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.gpu_links import read_gpu_distances
 from ddplaunch.system.devices.visible_gpus import visible_gpus
-from ddplaunch.system.plan.hardware import Gpu
+from ddplaunch.system.plan.hardware import GPU_BUSY_BYTES, Gpu
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.processes.proc_utils import start_ticks
 
 QUEUE = "gpus"
-PREFIX = "free:"
-
-MAX_IDLE_BYTES = 1 << 30
-"""Memory in use on a GPU that no program uses: what the driver keeps for itself is several hundred MiB."""
 
 READ_INTERVAL_S = 1.0
 """Between two readings of the GPUs while programs that are not ddplaunch's use them."""
@@ -31,7 +28,7 @@ READ_INTERVAL_S = 1.0
 
 def parse_free_gpus(text: str | None) -> int | None:
     """Return N of ``--gpus free:N``; None for another value. Raises UsageError for a number that cannot be meant."""
-    if text is None or not text.strip().lower().startswith(PREFIX.rstrip(":")):
+    if text is None or not wants_free_gpus(text):
         return None
     found = re.fullmatch(r"free:([1-9]\d{0,3})", text.strip().lower())
     if found is None:
@@ -99,7 +96,7 @@ class GpuNeed(Need):
 
 def is_idle(gpu: Gpu) -> bool:
     """Whether no program uses this GPU, as far as its driver shows that."""
-    return not gpu.processes and (gpu.memory_used or 0) < MAX_IDLE_BYTES
+    return not gpu.processes and (gpu.memory_used or 0) < GPU_BUSY_BYTES
 
 
 def _read_usable_gpus(environ: Mapping[str, str]) -> list[Gpu]:

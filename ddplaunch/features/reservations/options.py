@@ -7,7 +7,7 @@ from typing import Annotated
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
 from ddplaunch.core.option_values import AUTO, time_limit
-from ddplaunch.core.options import RanksPerNode
+from ddplaunch.core.options import RanksPerNode, wants_free_gpus
 
 MAX_JOBS = 10_000
 
@@ -34,6 +34,5 @@ class Reservations(OptionGroup, frozen=True):
         "for each rank.", _read_jobs)] = None
 
     def check_contradictions(self, options: Options) -> None:
-        gpus = options[RanksPerNode].gpus or ""
-        if self.wait is not None and not self.jobs and not gpus.lower().startswith("free"):
+        if self.wait is not None and not self.jobs and not wants_free_gpus(options[RanksPerNode].gpus):
             raise UsageError("--wait has nothing to wait for", "--gpus free:2, or --jobs 4")

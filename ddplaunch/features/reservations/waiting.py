@@ -44,7 +44,8 @@ def reserve(
     """Reserve what ``need`` names; return the claim, which lasts as long as this process, and the reserved units.
 
     ``wait_s``: how long to wait; ``on_wait`` is called with the number of launchers that are served before, and
-    all claims, when that may have changed. Raises NotFree.
+    all claims: first, when the launcher directly before has stopped waiting, and, as the next in line, at each poll.
+    Raises NotFree.
     """
     deadline = time.monotonic() + (wait_s or 0)
     claim = Claim(need.queue, need.what, os.getpid(), os.environ.get(JOB_VARIABLE, ""), need.units)
@@ -85,7 +86,7 @@ def waiting_for(files: Sequence[ClaimFile], units: Sequence[str]) -> list[ClaimF
 
 
 class CountedNeed(Need):
-    """A number of units that are all the same: CPUs, or places of runs."""
+    """A number of units that are all the same, like CPUs."""
 
     def __init__(self, queue: str, what: str, count: int, total: int) -> None:
         self.queue, self.what, self._count = queue, what, count
@@ -95,3 +96,11 @@ class CountedNeed(Need):
         """Return the first units that no other launcher has."""
         free = [unit for unit in self.units if unit not in taken]
         return tuple(free[: self._count]) if len(free) >= self._count else None
+
+
+class PlaceNeed(CountedNeed):
+    """One of N places for runs."""
+
+    def choose(self, taken: Mapping[str, ClaimFile]) -> tuple[str, ...] | None:
+        """Return the first free place; None while N runs have places, even if these are of a greater N."""
+        return super().choose(taken) if len(taken) < len(self.units) else None

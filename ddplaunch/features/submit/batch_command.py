@@ -43,6 +43,7 @@ from ddplaunch.cli.target_args import (
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.option_values import UNITS, parse_seconds
+from ddplaunch.core.options import wants_free_gpus
 from ddplaunch.features.programs.placement import NodeGroup, group_nodes, place_programs
 from ddplaunch.features.programs.spec import decode_programs
 from ddplaunch.system.target.target import Target
@@ -152,7 +153,7 @@ class BatchCommand(TargetCommand):
 def _check_gpus(typed: Mapping[str, str], defaults: Defaults) -> None:
     """Check that ``--gpus`` is not used like sbatch's, for a number of GPUs: here it is a list of indices."""
     text = typed.get("--gpus", "")
-    if text.startswith("free:") or not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
+    if wants_free_gpus(text) or not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
         return
     values = {name: default.value for name, default in defaults.values.items()}
     values |= {name[2:].replace("-", "_"): value for name, value in typed.items()}

@@ -115,6 +115,7 @@ class Local(BatchScheduler):
             f"{shlex.join(launcher_command(job.interpreter))} \\",
             f"  run --cluster none {words} </dev/null &",
             "launcher=$!",
+            '[ -z "$stopped" ] || kill "$launcher" 2>/dev/null',
             "# A signal interrupts wait; after the end it gives the exit code again.",
             'wait "$launcher"',
             'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher"; done',
@@ -164,6 +165,8 @@ class Local(BatchScheduler):
         deadline = time.monotonic() + START_TIMEOUT_S
         while folder.supervisor() is None:
             if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()  # it must not start after the error
+                process.wait()
                 raise LaunchError(f"the process of {number} did not start", f"its folder is {folder.path}")
             time.sleep(0.01)
         return JobId(number, index="" if job.array else None)
@@ -172,7 +175,7 @@ class Local(BatchScheduler):
         for which in jobs:
             folder = find_job_folder(which.number)
             if job := folder.read_job():
-                for index in job.indices if which.index == "" else [which.index or ONLY_INDEX]:
+                for index in _indices(job, which):
                     yield _state_of(job, folder, index)
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
@@ -185,7 +188,8 @@ class Local(BatchScheduler):
         folder = find_job_folder(job.number)
         if (submitted := folder.read_job()) is None:
             raise self.forgotten_error(job)
-        indices = submitted.indices if not job.index else [job.index]
+        if not (indices := _indices(submitted, job)):
+            raise self.forgotten_error(job)
         for index in indices:
             if folder.end_code(index) is None:
                 with open(folder.file(index, "cancel"), "wb"):
@@ -228,6 +232,11 @@ def _added_options(ctx: click.Context, job: BatchJob) -> Iterator[str]:
         yield from ("--wait", WAIT)
     if job.seconds and ctx.params["timeout"] is None:
         yield from ("--timeout", str(job.seconds))
+
+
+def _indices(job: LocalJob, which: JobId) -> list[str]:
+    """Return the indices that an id names: all of the job, or one; none if the job has no such index."""
+    return [index for index in job.indices if not which.index or index == which.index]
 
 
 def _state_of(job: LocalJob, folder: JobFolder, index: str) -> BatchJobState:

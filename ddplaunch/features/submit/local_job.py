@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TypeVar
@@ -27,6 +28,8 @@ J = TypeVar("J", bound=Struct)
 PREFIX = "local-"
 ONLY_INDEX = "0"
 MAX_FILE_BYTES = 1 << 20
+MIN_UNUSED_S = 60.0
+"""Without a change in a folder, until it may be removed: another ``submit`` takes less until its job is on record."""
 
 
 class LocalJob(Struct, frozen=True):
@@ -90,6 +93,15 @@ class JobFolder:
         processes = [self.supervisor(), *map(self.script, job.indices)]
         return any(process and process.is_alive for process in processes)
 
+    def is_left_over(self) -> bool:
+        """Whether nothing needs this folder: it is no longer new, and has no job, or one that ended on this host."""
+        try:
+            unused_s = time.time() - os.stat(self.path).st_mtime
+        except OSError:
+            return False
+        job = self.read_job()
+        return unused_s > MIN_UNUSED_S and (job is None or (job.host == host_name() and not self.is_alive()))
+
     def _read(self, name: str, kind: type[J]) -> J | None:
         try:
             return parse(read_regular_file(os.path.join(self.path, name), MAX_FILE_BYTES), kind)
@@ -119,7 +131,7 @@ def make_job_folder(kept: Collection[str]) -> tuple[str, JobFolder]:
     taken = [int(name) for name in list_dir(path) if name.isdecimal()]
     for number in taken:
         folder = find_job_folder(str(number))
-        if f"{PREFIX}{number}" not in kept and number != max(taken) and not folder.is_alive():
+        if f"{PREFIX}{number}" not in kept and number != max(taken) and folder.is_left_over():
             shutil.rmtree(folder.path, ignore_errors=True)
     number = max(taken, default=0)
     while True:

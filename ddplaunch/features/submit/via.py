@@ -32,7 +32,7 @@ from ddplaunch.features.submit.batch_command import (
     print_sources,
     select_words,
 )
-from ddplaunch.features.submit.code_copies import read_code
+from ddplaunch.features.submit.code_copies import NO_CODE, read_code
 from ddplaunch.features.submit.remote_submission import CODE_REQUEST, HELLO, RemoteRequest, SentCode
 from ddplaunch.features.submit.via_jobs import ViaJob, save_via_job, ssh_words
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit, python_command
@@ -75,7 +75,7 @@ def submit_via(ctx: click.Context, target: str) -> int:
     if ctx.params["follow"] and (ctx.params["array"] or ctx.params["grid"]):
         option = "--grid" if ctx.params["grid"] else f"--array {ctx.params['array']}"
         raise UsageError(f"--follow does not work with {option}: each job has its own log", "leave one of them out")
-    has_code = ctx.params["code"] not in (None, "none")
+    has_code = ctx.params["code"] not in (None, NO_CODE)
     found = find_local_target(ctx) if has_code and ctx.params["container_image"] is None else None
     code = read_code(ctx, current_directory(), found)
     print_sources(ctx, ctx.params, {}, code.notes if code else (), dry_run=False)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.base.errors import EXIT_USAGE, LaunchError, host_name
+from ddplaunch.base.errors import LaunchError, UsageError, host_name
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.types import as_dict, parse
 from ddplaunch.cli import run_command_line
@@ -61,14 +61,9 @@ def _enter_folder(name: str) -> str:
         os.chdir(folder)
     except OSError as error:
         where = f"{host_name()}: {folder}: {error.strerror}"
-        raise _FolderError(
-            where, f"--via HOST:FOLDER, a folder that all nodes of the cluster see: mkdir -p {folder}"
-        ) from None
+        hint = f"--via HOST:FOLDER, a folder that all nodes of the cluster see: mkdir -p {folder}"
+        raise UsageError(where, hint) from None
     return current_folder()
-
-
-class _FolderError(LaunchError):
-    exit_code = EXIT_USAGE
 
 
 def _receive_code(request: RemoteRequest, folder: str) -> tuple[CodeArchive | None, str]:

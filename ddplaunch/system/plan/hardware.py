@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from ddplaunch.base.types import Count, Pid, Size, TextLine
 
+GPU_BUSY_BYTES = 1 << 30  # with less in use a GPU is free: drivers and desktops take some hundred MiB
+
 
 class GpuProcess(Struct, frozen=True):
     """A process that holds memory on a GPU; ``name`` and ``user`` are None if the kernel does not disclose them."""

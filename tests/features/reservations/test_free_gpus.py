@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.reservations.claims import Claim, Claims, units_taken
+from ddplaunch.features.reservations.options import MAX_JOBS
+from ddplaunch.features.reservations.waiting import PlaceNeed
 from tests.conftest import (
     PROGRAMS,
     BackgroundCommand,
@@ -185,6 +188,8 @@ def test_memory_that_no_visible_process_has_counts(machine, tmp_path):
         (("--wait", "3"), ("--wait has nothing to wait for", "--gpus free:2, or --jobs 4")),
         (("--jobs", "0"), ("--jobs 0: expected a number of runs, 1 or more, or auto",)),
         (("--command", "--name", "x", "--gpus", "1", "true", ":", "--gpus", "free:2"), ("for the ranks alone, and x",)),
+        (("--command", "--name", "x", "--gpus", "1", "true", ":", "--gpus", "FREE:2"), ("for the ranks alone, and x",)),
+        (("--gpus", " FREE:9", "--wait", "3"), ("free:9: this machine has 4 whole GPUs",)),
     ],
 )
 def test_what_cannot_be_meant_is_refused(machine, tmp_path, words, parts):
@@ -280,3 +285,25 @@ def test_jobs_limits_how_many_run(hold, machine):
     visible(third)
     file.unlink(), last.unlink(), other.unlink()
     assert (first.wait(), third.wait()) == (0, 0)
+
+
+def add_claim(claims, units, *, waits=False):
+    return claims.add(Claim("jobs-0", "a place", os.getpid(), units=tuple(map(str, units))), waits=waits)
+
+
+def test_others_see_a_run_that_waits_for_one_of_most_places(locks):
+    """Its claim names all places."""
+    claims = Claims(str(locks))
+    own = add_claim(claims, range(MAX_JOBS), waits=True)
+    assert [len(each.claim.units) for each in claims.list(None)] == [MAX_JOBS]
+    own.release()
+
+
+def test_places_of_runs_with_a_greater_limit_count(locks):
+    """Of four runs with ``--jobs 4``, the first two have ended."""
+    claims, need = Claims(str(locks)), PlaceNeed("jobs-0", "a place (--jobs 2)", 1, 2)
+    held = [add_claim(claims, [unit]) for unit in (2, 3)]
+    assert need.choose(units_taken(claims.list("jobs-0"))) is None
+    held[0].release()
+    assert need.choose(units_taken(claims.list("jobs-0"))) == ("0",)
+    held[1].release()

@@ -4,12 +4,23 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.base.errors import LaunchError, host_name
+from ddplaunch.base.types import as_dict
+from ddplaunch.features.submit import local
+from ddplaunch.features.submit.batch_job import BatchJob
+from ddplaunch.features.submit.local_job import MIN_UNUSED_S, JobFolder, LocalJob, boot_id, make_job_folder
+from ddplaunch.features.submit.local_supervisor import process_identity
+from ddplaunch.system.schedulers.scheduler import Deadline, JobForgotten, JobId
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, run_command, wait_until, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC
 
 pytestmark = pytest.mark.slow
@@ -170,6 +181,91 @@ def test_what_a_kill_or_a_restart_has_lost(machine, state):
     os.kill(machine.process(waiting, "process.json"), signal.SIGTERM)
 
 
+def make_job(*indices: str, host: str, pid: int | None = None) -> JobFolder:
+    """Make the folder of a job, whose supervisor is the process ``pid``."""
+    number, folder = make_job_folder(())
+    job = LocalJob(number, indices, len(indices) > 1, None, "/dev/null", host, boot_id())
+    Path(folder.path, "job.json").write_text(json.dumps(as_dict(job)))
+    if pid is not None:
+        Path(folder.path, "process.json").write_text(json.dumps(process_identity(pid)))
+    return folder
+
+
+def test_only_folders_of_jobs_that_have_ended_are_removed(state):
+    """Not one that another submit has just made, nor one of another host that shares this home."""
+    kept = [
+        make_job("0", host=host_name(), pid=os.getpid()),
+        make_job("0", host="elsewhere"),
+        make_job("0", host=host_name()),
+    ]
+    removed = [make_job("0", host=host_name()), make_job_folder(())[1]]
+    new = make_job_folder(())[1]
+    last = make_job_folder(())[1]
+    long_ago = time.time() - MIN_UNUSED_S - 5
+    for folder in (*kept[:2], *removed):
+        os.utime(folder.path, (long_ago, long_ago))
+    made = make_job_folder(())[1]
+    names = {path.name for path in (state / "ddplaunch" / "local").iterdir()}
+    assert names == {os.path.basename(each.path) for each in (*kept, new, last, made)}
+
+
+def test_an_index_that_an_array_does_not_have(state):
+    """The job is alive: its supervisor is this process."""
+    folder = make_job("0", "1", host=host_name(), pid=os.getpid())
+    which = JobId("local-1", index="99")
+    assert [*local.Local().query_records([which], Deadline(5))] == []
+    with pytest.raises(JobForgotten, match="no longer knows job local-1_99"):
+        local.Local().cancel(which)
+    assert {*os.listdir(folder.path)} == {"job.json", "process.json"}
+    states = local.Local().query_records([JobId("local-1", index="")], Deadline(5))
+    assert [state.number for state in states] == ["local-1_0", "local-1_1"]
+
+
+STOPPED_EARLY = "trap '[[ $BASH_COMMAND != launcher=\\$! ]] || kill -TERM $$' DEBUG"
+"""For a bash script: SIGTERM arrives when the launcher has started, and its PID is not yet in the variable."""
+
+
+def test_a_script_that_is_stopped_while_its_launcher_starts(tmp_path):
+    """The launcher is a program that only the signal ends."""
+    (launcher := tmp_path / "launcher").write_text("#!/bin/sh\nexec sleep 1000\n")
+    launcher.chmod(0o700)
+    job = BatchJob(["train.py"], str(launcher), str(tmp_path), "x")
+    (script := tmp_path / "script").write_text(local.Local().render_script(job))
+    (early := tmp_path / "early").write_text(STOPPED_EARLY)
+    words = ["bash", str(script), "0", str(tmp_path / "end")]
+    with subprocess.Popen(words, env={**os.environ, "BASH_ENV": str(early)}, start_new_session=True) as process:
+        try:
+            assert process.wait(scaled_timeout(20)) == 128 + signal.SIGTERM
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (tmp_path / "end").read_text() == f"{128 + signal.SIGTERM}\n"
+
+
+def test_a_process_that_starts_too_late_is_killed(state, tmp_path, monkeypatch):
+    """It is a program that never says that it has started."""
+    (python := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o700)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args, **options):
+        started.append(process := popen(*args, **options))
+        return process
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(local, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    job = BatchJob(["train.py"], "python", str(tmp_path), "x")
+    try:
+        with pytest.raises(LaunchError, match="the process of local-1 did not start"):
+            local.Local().submit_script(job, "")
+        assert [process.poll() for process in started] == [-signal.SIGKILL]
+    finally:
+        started[0].kill()
+        started[0].wait()
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -178,6 +274,7 @@ def test_what_a_kill_or_a_restart_has_lost(machine, state):
         ("--gpus-per-node 9", ("--gpus free:9: this machine has 4 whole GPUs",)),
         ("--partition x", ("--partition does not work with --scheduler local", "leave it out")),
         ("--gpus-per-node 2 --gpus 0,1", ("--gpus-per-node 2 and --gpus 0,1 contradict each other",)),
+        ("--gpus FREE:9", ("--gpus free:9: this machine has 4 whole GPUs",)),
         ("--scheduler slurm --jobs 2", ("--jobs needs --scheduler local",)),
     ],
 )

@@ -7,13 +7,12 @@ from msgspec.structs import asdict
 
 from ddplaunch.base.text import format_size
 from ddplaunch.base.types import TextLine
-from ddplaunch.features.check.machine_check import GPU_BUSY_BYTES
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.gpu_health import GpuHealth, read_health
-from ddplaunch.system.plan.hardware import LostGpu
+from ddplaunch.system.plan.hardware import GPU_BUSY_BYTES, LostGpu
 
 
 class GpuFacts(Struct, frozen=True):
