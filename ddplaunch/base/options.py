@@ -57,15 +57,14 @@ def format_value(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration with its unit, as an option takes it: "15s", "10m"."""
-    number, unit = next(
-        ((seconds / size, unit) for unit, size in _UNITS if seconds and not seconds % size), (seconds, "s")
-    )
-    return f"{number:g}{unit}"
+TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+"""The units of an option's time, in seconds."""
 
 
-_UNITS = (("h", 3600), ("m", 60))
+def _format_time(seconds: float) -> str:
+    """Return a time with its unit, as an option takes it: "15s", "10m"."""
+    unit = next((unit for unit in ("h", "m") if seconds and not seconds % TIME_UNITS[unit]), "s")
+    return f"{seconds / TIME_UNITS[unit]:g}{unit}"
 
 
 def option_words(spelling: str, text: str) -> tuple[str, ...]:
@@ -148,7 +147,7 @@ class Option(Struct, frozen=True):
         if self.multiple and kind is None:
             kind = _TextType()
         if self.default is not None and not self.multiple:
-            text = format_duration(self.default) if self.metavar == "TIME" else self.write(self.default)
+            text = _format_time(self.default) if self.metavar == "TIME" else self.write(self.default)
             how |= {"default": text, "show_default": True}
         metavar = None if self.choices else self.metavar
         return click.Option([*self.opts, self.name], metavar=metavar, type=kind, multiple=self.multiple, **how)

@@ -45,11 +45,6 @@ def redact_words(words: Sequence[str]) -> list[str]:
     return redacted
 
 
-def has_secret(words: Sequence[str]) -> bool:
-    """Whether a recorded command line has HIDDEN in place of a secret."""
-    return any(HIDDEN in word for word in words)
-
-
 def _is_secret(name: str, value: str) -> bool:
     """Whether ``value`` is a secret, judged by the option or setting it is for: --api-key, +logger.token, HF_TOKEN."""
     parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if part]

@@ -110,6 +110,7 @@ class TranslatedArgv(Struct, frozen=True):
     is_torchrun: bool = False  # whether an option in ``argv`` exists only in torchrun: no trailing options then
     env_only_options: frozenset[str] = frozenset()
     """Options in ``argv`` that come from torchrun's variables alone: a trailing option may have another value."""
+    without_effect: tuple[str, ...] = ()  # torchrun's options that do nothing in ddplaunch, with their values
 
 
 class ArgvGrammar(Struct, frozen=True):

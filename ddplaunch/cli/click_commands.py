@@ -64,8 +64,9 @@ _FOREIGN_COMMANDS = {"version": "--version"} | {word: name for name, each in COM
 """Names of commands in other programs, and what an error suggests."""
 
 
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "python", "python3")
-"""Other launchers, whose lines may stand after ``ddplaunch``."""
+LAUNCHERS = r"(torchrun|accelerate|accelerate-launch|deepspeed|mpirun|mpiexec|horovodrun|srun)"
+PYTHON = r"(i?python[\d.]*)"
+"""Patterns of the names of other launchers, whose lines may stand after ``ddplaunch`` and ``ddplaunch run``."""
 
 
 class _Commands(click.Group):
@@ -109,7 +110,7 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _suggest_run(args)
-        elif word in _LAUNCHERS:
+        elif re.fullmatch(f"{LAUNCHERS}|{PYTHON}", word):
             run = self.get_command(ctx, "run")
             assert run is not None
             run.make_context("run", list(args), parent=ctx)  # raises the error with the line to type
@@ -188,7 +189,7 @@ def _missing_value(error: click.MissingParameter) -> str:
         return f"{command} needs another argument"
     if isinstance(param.type, click.Choice):
         return f"{command} needs {join_alternatives(tuple(map(str, param.type.choices)))}"
-    return f"{command} needs {param.make_metavar(error.ctx) if error.ctx else param.name}"
+    return f"{command} needs {param.human_readable_name}"
 
 
 class _Bash(BashComplete):

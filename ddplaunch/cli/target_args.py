@@ -20,6 +20,7 @@ from ddplaunch.cli.argv_splitter import (
     is_option,
     option_name,
 )
+from ddplaunch.cli.click_commands import LAUNCHERS, PYTHON
 from ddplaunch.cli.torchrun.translator import translate
 from ddplaunch.core.options import TargetOptions
 from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
@@ -39,7 +40,7 @@ class ParseNotes(Struct, frozen=True):
 
 
 _LAUNCHERS = re.compile(
-    r"(.*/)?(torchrun|accelerate|accelerate-launch|deepspeed|mpirun|mpiexec|horovodrun|srun|env|i?python[\d.]*)"
+    rf"(.*/)?({LAUNCHERS}|{PYTHON}|env)"
     r"|[A-Za-z_]\w*=.*|torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.runner"
     r"|--(num|machine|main|enable)[-_].*|--npernode|--map-by|-np|-npernode|-H"
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.base.options import Option, Read
+from ddplaunch.base.options import TIME_UNITS, Option, Read
 from ddplaunch.base.text import closest_match, join_names, signal_name
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.core.prefix import check_template as check_prefix
@@ -41,7 +41,7 @@ def number_reader(parse: Callable[[str], float | None], lowest: float, highest: 
 
 
 integer = number_reader(parse_int, -UNBOUNDED, UNBOUNDED, "a whole number")
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+UNITS = TIME_UNITS
 
 
 def parse_seconds(text: str) -> float | None:

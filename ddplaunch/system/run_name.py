@@ -1,7 +1,8 @@
 """Names of runs: --name or the name of the target, and a number that this user has not used for it on this machine.
 
 The last number of each name is in a small file next to the history of runs, so a name is not used again when its run is
-removed from there. Without a home, or if its disk does not answer soon, the name is the time with random digits.
+removed from there. Without a home, or if other launchers hold the file too long, the name is the time with random
+digits.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str
     try:
         _lock(fd)
         name, number = _format_free(history, stem, _parse(os.read(fd, MAX_BYTES)), plain_first)
-        os.pwrite(fd, b"%d\n" % number, 0)
+        os.ftruncate(fd, os.pwrite(fd, b"%d\n" % number, 0))  # a damaged file may be longer
     finally:
         os.close(fd)
     return name

@@ -6,9 +6,12 @@ import json
 import shutil
 import subprocess
 
+import click
 import pytest
 
-from ddplaunch.base.options import format_duration
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Option
+from ddplaunch.cli import click_commands
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.failures import RankFailure, find_first_cause
 from ddplaunch.core.output.log_message import LogMessage, MessageFormatter, MessageKind
@@ -33,6 +36,15 @@ def test_hints(run_in_fork, tmp_path, line, message, hint):
     assert_refused(run_in_fork(*line.split()), message, hint)
 
 
+def test_a_missing_argument_is_named_with_each_version_of_click(monkeypatch):
+    """``make_metavar`` takes the context since click 8.2."""
+    monkeypatch.setattr(click.Argument, "make_metavar", lambda self: self.human_readable_name)
+    monkeypatch.setattr(click_commands, "cli", click.Command("show", params=[click.Argument(["run"])]))
+    with pytest.raises(UsageError) as refused:
+        click_commands.run_with_click([])
+    assert refused.value.message == "ddplaunch needs RUN"
+
+
 def test_ps_takes_a_for_all(run_in_fork):
     assert run_in_fork("ps", "-a").returncode == 0
 
@@ -47,7 +59,8 @@ def test_show_last(run_ddplaunch, tmp_path):
     ("seconds", "text"), [(15.0, "15s"), (600.0, "10m"), (3600.0, "1h"), (90.0, "90s"), (0.0, "0s")]
 )
 def test_defaults_have_units(seconds, text):
-    assert format_duration(seconds) == text
+    option = Option("--wait TIME", read=lambda option, given: given, name="wait", default=seconds)
+    assert option.to_click().default == text
 
 
 def test_help_shows_defaults_with_units(run_in_fork):

@@ -65,6 +65,7 @@ RENDEZVOUS = "--nnodes 2 --rdzv_id 3 --rdzv_backend c10d --rdzv_endpoint n0:2950
         ("env A=1 python t.py", "A=1 ddplaunch run t.py"),
         ("--num_processes 16 --num_machines 2 t.py", "--nproc 8 --nnodes 2 t.py"),
         ("--num_gpus 2 t.py", "--nproc 2 t.py"),
+        ("torchrun --rdzv_id a/b --nproc_per_node 2 t.py", "--nproc 2 --run-id a-b t.py"),
         ("-np 4 t.py", "--nproc 4 t.py"),
     ],
 )  # fmt: skip
@@ -102,6 +103,21 @@ def test_targets_that_are_no_line_of_another_launcher(line, tmp_path, monkeypatc
     check_not_pasted(shlex.split(line), spellings(PARAMS))
 
 
+@pytest.mark.parametrize("line", ["srun --ntasks=2 ./job.sh", "srun hostname", "-- srun -N 2 -o out.txt prog x"])
+def test_the_program_of_srun_is_not_guessed(line):
+    with pytest.raises(UsageError) as refused:
+        check_not_pasted(shlex.split(line), spellings(PARAMS))
+    assert refused.value.message == "this is a command line of srun"
+    assert refused.value.hint == "srun and its options come before ddplaunch run: name the script after ddplaunch run"
+
+
+@pytest.mark.parametrize("line", ["python -c x", "python -uc 'x = 1'", "srun -N2 python -cx y", "mpirun python -c x"])
+def test_code_on_the_command_line_is_no_script(line):
+    with pytest.raises(UsageError) as refused:
+        check_not_pasted(shlex.split(line), spellings(PARAMS))
+    assert (refused.value.message, refused.value.hint) == ("python -c is not a script: ddplaunch starts Python", None)
+
+
 def test_ranks_of_unequal_machines():
     with pytest.raises(
         UsageError, match="--num_processes 15 on --num_machines 2: accelerate counts the processes of all"
@@ -116,5 +132,8 @@ def test_what_the_user_sees(run_in_fork, tmp_path):
         command = words[0] if words else "run"
         said = f"Error: {TORCHRUN}\n  type: ddplaunch {command} --nproc 2 train.py\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    for name in ("accelerate-launch", "accelerate launch", "python3.11", "ipython", "mpiexec", "horovodrun", "srun"):
+        said = run_in_fork(*name.split(), "train.py").stderr
+        assert f"\n  type: {'srun ' * (name == 'srun')}ddplaunch run train.py\n" in said, said
     done = run_in_fork("run", "--include", "localhost:0,1", "train.py")
     assert "GPUs of this machine: --gpus 0,1" in done.stderr

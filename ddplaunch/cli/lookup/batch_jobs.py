@@ -177,10 +177,15 @@ def query_state(which: JobId, scheduler: Scheduler) -> BatchJobState:
     """
     state = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
     if state is None:
-        what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
-        ping = scheduler.ping_command or scheduler.query_program
-        raise SchedulerNotResponding(what, f"{ping} shows whether {scheduler.title} is up")
+        raise not_responding_error(which, scheduler)
     return state
+
+
+def not_responding_error(which: JobId, scheduler: Scheduler) -> SchedulerNotResponding:
+    """Return the error for a scheduler that has not answered in time about a job."""
+    what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
+    ping = scheduler.ping_command or scheduler.query_program
+    return SchedulerNotResponding(what, f"{ping} shows whether {scheduler.title} is up")
 
 
 def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = None) -> BatchJobState:

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.cli.lookup.batch_jobs import check_scheduler
+from ddplaunch.cli.lookup.batch_jobs import check_scheduler, not_responding_error
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import (
     ACCOUNTING_DELAY_S,
     QUICK_TIMEOUT_S,
     BatchJobState,
     JobId,
-    SchedulerNotResponding,
     array_indices,
 )
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
@@ -62,8 +61,7 @@ def query_array(job: SubmittedJob) -> tuple[str, int | None, dict[str, BatchJobS
         which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(get_scheduler(job), job.cluster)
         replies = scheduler.query([which], QUICK_TIMEOUT_S)
         if replies is None:
-            what = f"{scheduler.query_program} does not answer: the state of job {job.number} is not known"
-            raise SchedulerNotResponding(what)
+            raise not_responding_error(which, scheduler)
         records = replies.get(which, ())
         if not (records or job.ends):
             raise scheduler.forgotten_error(which)

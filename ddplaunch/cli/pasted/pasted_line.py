@@ -17,6 +17,7 @@ from ddplaunch.cli.argv_splitter import (
     option_name,
     underscores_to_dashes,
 )
+from ddplaunch.cli.click_commands import PYTHON
 from ddplaunch.cli.pasted.accelerate_line import translate_accelerate
 from ddplaunch.cli.pasted.deepspeed_line import translate_deepspeed
 from ddplaunch.cli.pasted.foreign_options import OwnLine
@@ -44,8 +45,8 @@ _OF_THE_NODES = frozenset({"--nnodes", "--node-rank", "--master-addr", "--master
 """Options that the variables of a scheduler replace: ddplaunch reads them in each task of srun."""
 
 _VARIABLE = r"[A-Za-z_]\w*=.*"
-_PYTHON = r"(.*/)?(python[\d.]*|ipython|torchrun_python)"
 _PYTHON_VALUES = ("-X", "-W")
+_PYTHON_CODE = r"-[bBdEiIOPqsSuvx]*c.*"  # -c, also behind flags and before the code: -uc
 
 
 def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
@@ -73,7 +74,7 @@ def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
         return
     before = [word for word in before if word not in TARGET_KIND_OPTIONS]
     line = _translate_words(["python", "-m", *rest] if as_module else rest, own)
-    if launcher == "python" and line.rest:
+    if launcher == "python":
         raise _error(
             f"{rest[0]} is not a script: ddplaunch starts Python", replace(line, options=(*before, *line.options))
         )
@@ -86,7 +87,7 @@ def _first_name(words: Sequence[str]) -> str | None:
     name = os.path.basename(words[0]) if words else ""
     if os.path.isfile(words[0] if words else "") and os.sep not in words[0]:  # a script of this name
         return None
-    if re.fullmatch(_PYTHON, name):
+    if re.fullmatch(PYTHON, name):
         _, inner = _split_python(words[1:])
         return _MODULES.get(inner[1], "python") if inner[:1] == ["-m"] and inner[1:] else "python" if inner else None
     if name == "accelerate":
@@ -105,8 +106,10 @@ def _translate_words(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     """Translate the line of a launcher, which may start another one; a target is returned as it is."""
     variables, words = _without_variables(words)
     name = os.path.basename(words[0]) if words else ""
-    if re.fullmatch(_PYTHON, name):
+    if re.fullmatch(PYTHON, name):
         left_out, inner = _split_python(words[1:])
+        if any(re.fullmatch(_PYTHON_CODE, word) for word in left_out):
+            raise UsageError(f"{words[0]} -c is not a script: ddplaunch starts Python")
         module = inner[1] if inner[:1] == ["-m"] and inner[1:] else ""
         if module in _MODULES:
             line = _translate_by(_MODULES[module], inner[2:], own)
@@ -128,7 +131,7 @@ def _translate_words(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
 
 def _translate_by(launcher: str, words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     outer = _TRANSLATE[launcher](words, own)
-    if launcher not in ("mpirun", "mpiexec", "horovodrun", "mpirun_rsh") or not outer.rest:
+    if launcher not in ("mpirun", "mpiexec", "horovodrun") or not outer.rest:
         return outer
     inner = _translate_words(outer.rest, own)  # python train.py, or torchrun once on each host
     options = outer.options
@@ -157,10 +160,8 @@ def _translate_torchrun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLin
         has_value = "=" not in rest[0] and rest[1:] and not is_option(rest[1]) and not rest[1].endswith(".py")
         unknown.append(" ".join(rest[: 1 + bool(has_value)]))
         del left[at : at + 1 + bool(has_value)]
-    ignored = [
-        note.removeprefix("no effect in ddplaunch: ").removesuffix(" (docs/torchrun.md)") for note in translated.notes
-    ]
-    return OwnLine(tuple(options), tuple(rest[1:] if rest[:1] == ["--"] else rest), (), (*unknown, *ignored))
+    without_equivalent = (*unknown, *translated.without_effect)
+    return OwnLine(tuple(options), tuple(rest[1:] if rest[:1] == ["--"] else rest), (), without_equivalent)
 
 
 def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
@@ -174,9 +175,10 @@ def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
 
 def _translate_srun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     """Keep srun, which starts ddplaunch in each task: Slurm's variables say what torchrun was told about nodes."""
-    end = next(
-        (at for at, word in enumerate(words[1:], 1) if _first_name(words[at:]) or word.endswith(".py")), len(words)
-    )
+    end = next((at for at, word in enumerate(words[1:], 1) if _first_name(words[at:]) or word.endswith(".py")), None)
+    if end is None:  # srun's options are not known here, so neither where its program begins
+        hint = "srun and its options come before ddplaunch run: name the script after ddplaunch run"
+        raise UsageError("this is a command line of srun", hint)
     line = _translate_words(words[end:], own)
     options = _without(line.options, _OF_THE_NODES)
     return replace(line, options=options, outer=tuple(words[:end]))

@@ -76,11 +76,11 @@ def translate(
     notes: list[str] = []
     if by_variable:
         notes.append(f"read as options of torchrun: {', '.join(sorted(sources))}")
-    if torchrun.without_effect:
-        ignored = ", ".join(f"{each.source} {each.value}" for each in torchrun.without_effect)
-        notes.append(f"no effect in ddplaunch: {ignored} (docs/torchrun.md)")
+    without_effect = tuple(f"{each.source} {each.value}" for each in torchrun.without_effect)
+    if without_effect:
+        notes.append(f"no effect in ddplaunch: {', '.join(without_effect)} (docs/torchrun.md)")
     notes += torchrun.notes
-    return TranslatedArgv([*flat, *own, *rest], tuple(notes), is_torchrun, env_only)
+    return TranslatedArgv([*flat, *own, *rest], tuple(notes), is_torchrun, env_only, without_effect)
 
 
 def _translate_options(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:

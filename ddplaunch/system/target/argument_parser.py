@@ -19,9 +19,9 @@ def check_arguments(signature: Signature, words: Sequence[str]) -> None:
     Raises UsageError if one is missing, unknown or of the wrong type; the hint is the signature.
     """
     if signature.namespace:
-        from ddplaunch.system.target.namespace_options import parse_namespace  # argparse, which few need
+        from ddplaunch.system.target.namespace_options import check_namespace  # argparse, which few need
 
-        parse_namespace(signature, words, None)
+        check_namespace(signature, words)
     elif not signature.reads_argv:
         parse_arguments(signature, words, live=False)
 

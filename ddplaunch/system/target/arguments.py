@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddplaunch.base.errors import UsageError
 from ddplaunch.system.target.signature import (
     INJECTED_PARAMETERS,
     ArgumentValues,
@@ -40,10 +41,6 @@ def bind_arguments(
         return (), {}
     if find_namespace(signature) and (module := _parse_module(function)):
         signature = with_namespace(signature, module)
-    from ddplaunch.system.target.argument_parser import (
-        parse_arguments,  # with click, which a function that reads sys.argv does not need
-    )
-
     given: dict[str, object]
     if signature.namespace:
         from ddplaunch.system.target.namespace_options import fill_in, parse_namespace  # argparse, which few need
@@ -52,6 +49,8 @@ def bind_arguments(
         fill_in(namespace, values)
         given = {signature.namespace: namespace}
     else:
+        from ddplaunch.system.target.argument_parser import parse_arguments  # with click, which others do not need
+
         given = parse_arguments(signature, words, live=True)
     for parameter in signature.parameters:
         if parameter.injected:
@@ -64,11 +63,12 @@ def bind_arguments(
 
 def _parse_module(function: Callable[..., Any]) -> ast.Module | None:
     """Parse the source file of a function; None if it cannot be read or parsed."""
+    from ddplaunch.system.target.source import parse_file  # only for a parameter that may get a namespace
+
     code = getattr(inspect.unwrap(function), "__code__", None)
     try:
-        with open(code.co_filename if code else "", "rb") as file:
-            return ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
+        return parse_file(code.co_filename if code else "")
+    except UsageError:
         return None
 
 

@@ -1,8 +1,8 @@
 """A parameter that gets an ``argparse.Namespace``, as tutorials of ``mp.spawn`` pass one: ``train(rank, args)``.
 
 Its options are the calls of ``add_argument`` in the function's module. They are read from the source, as the code that
-makes the parser is in a block that is not run here. The launcher checks words against literal values only; a rank
-evaluates the others with the names of the module.
+makes the parser is in a block that is not run here. The launcher checks words against literal values only, and not at
+all where a name of an option, an action or a number of values is none; a rank evaluates them with the module's names.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from ddplaunch.base.errors import UsageError
@@ -27,19 +28,27 @@ class _ArgparseError(Exception):
     pass
 
 
+def check_namespace(signature: Signature, words: Sequence[str]) -> None:
+    """Check ``words`` in the launcher, if the source alone says what options there are. Raises UsageError."""
+    if all(map(_is_literal, signature.option_calls)):
+        parse_namespace(signature, words, None)
+
+
 def parse_namespace(signature: Signature, words: Sequence[str], names: Mapping[str, Any] | None) -> argparse.Namespace:
     """Parse ``words``; ``names``: the module's globals, in a rank. Raises UsageError as ``parse_arguments`` does."""
     try:
         return build_parser(signature, names).parse_args(list(words))
     except _ArgparseError as error:
-        raise UsageError(f"{signature.name}: {error}", _list_options(signature)) from None
+        raise UsageError(f"{signature.name}: {error}", _list_options(signature, names)) from None
 
 
 def build_parser(signature: Signature, names: Mapping[str, Any] | None) -> argparse.ArgumentParser:
     """Build a parser from the module's ``add_argument`` calls; options that ddplaunch fills in are optional."""
     parser = _Parser(prog=signature.name, add_help=False, conflict_handler="resolve")
     for call in signature.option_calls:
-        spellings = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        spellings = _spellings(call, names)
+        if not spellings:
+            continue
         settings = {each.arg: each.value for each in call.keywords if each.arg and each.arg != "help"}
         evaluated, unknown = dict[str, Any](), set[str]()
         for name, node in settings.items():
@@ -65,6 +74,22 @@ def fill_in(namespace: argparse.Namespace, values: ArgumentValues) -> None:
             setattr(namespace, name, values[value])
 
 
+def _is_literal(call: ast.Call) -> bool:
+    """Whether the source alone says the names of an option and how many values it takes."""
+    settings = [each.value for each in call.keywords if each.arg in (None, "action", "nargs")]  # None is **settings
+    return all(isinstance(each, ast.Constant) for each in (*call.args, *settings))
+
+
+def _spellings(call: ast.Call, names: Mapping[str, Any] | None) -> list[str]:
+    """Return the names of an option; those that only the function knows that makes the parser are left out."""
+    spellings = list[str]()
+    for node in call.args:
+        with suppress(Exception):
+            if isinstance(name := _evaluate(node, names), str):
+                spellings.append(name)
+    return spellings
+
+
 def _is_injected(spellings: Sequence[str], settings: Mapping[str, Any]) -> bool:
     longest = max(spellings, key=len).lstrip("-").replace("-", "_")
     return settings.get("dest", longest) in INJECTED_PARAMETERS
@@ -78,8 +103,6 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any] | None) -> Any:
     return ast.literal_eval(node)
 
 
-def _list_options(signature: Signature) -> str:
-    options = [
-        each.value for call in signature.option_calls for each in call.args[:1] if isinstance(each, ast.Constant)
-    ]
-    return f"its options: {', '.join(map(str, options))}"
+def _list_options(signature: Signature, names: Mapping[str, Any] | None) -> str:
+    options = [name for call in signature.option_calls for name in _spellings(call, names)[:1]]
+    return f"its options: {', '.join(options)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,14 @@ def call(source: str, words: str = "") -> Any:
     function = live(source)
     positional, named = bind_arguments("f.py:main", function, shlex.split(words), FACTS, make_device)
     return function(*positional, **named)
+
+
+def run_file(folder: Path, source: str) -> dict[str, Any]:
+    """Write a program, run it, and return its globals."""
+    path = write_program(folder, "spawns.py", source)
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize(
@@ -318,13 +327,63 @@ def test_an_option_whose_default_is_not_known_in_a_rank_must_be_given(tmp_path):
             return rank, args.epochs, args.data
         """
     read(source, "")
-    path = write_program(tmp_path, "spawns.py", source)
-    names: dict[str, Any] = {}
-    exec(compile(path.read_text(), path, "exec"), names)
+    names = run_file(tmp_path, source)
     with pytest.raises(UsageError, match="the following arguments are required: --data"):
         bind_arguments("spawns.py:main", names["main"], ["--epochs", "1"], FACTS, make_device)
     positional, named = bind_arguments("spawns.py:main", names["main"], ["--data", "here"], FACTS, make_device)
     assert names["main"](*positional, **named) == (9, 3, "here")
+
+
+def test_options_that_the_source_does_not_name_are_left_to_the_rank(tmp_path):
+    source = """
+        NAMES = ("lr", "momentum")
+
+        def make_parser(parser):
+            for name in NAMES:
+                parser.add_argument("--" + name, type=float)
+            parser.add_argument("--" + NAMES[0], "-l", type=float)
+
+        def main(rank, args):
+            return rank, args.lr
+        """
+    read(source, "--lr 1 --momentum 2")
+    names = run_file(tmp_path, source)
+    positional, named = bind_arguments("spawns.py:main", names["main"], ["--lr", "1"], FACTS, make_device)
+    assert names["main"](*positional, **named) == (9, 1.0)
+    with pytest.raises(UsageError, match="unrecognized arguments: --momentum 2") as refused:
+        bind_arguments("spawns.py:main", names["main"], ["--momentum", "2"], FACTS, make_device)
+    assert refused.value.hint == "its options: --lr"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words", "value"),
+    [
+        ("action=argparse.BooleanOptionalAction", "--no-x", False),
+        ("nargs=argparse.REMAINDER", "--x 1 2", ["1", "2"]),
+        ("nargs=len('ab')", "--x 1 2", ["1", "2"]),
+    ],
+)
+def test_how_many_values_an_option_takes_may_be_known_in_a_rank_only(tmp_path, setting, words, value):
+    source = f"""
+        import argparse
+
+        def make_parser(parser):
+            parser.add_argument("--x", {setting})
+
+        def main(args):
+            return args.x
+        """
+    read(source, words)
+    names = run_file(tmp_path, source)
+    positional, named = bind_arguments("spawns.py:main", names["main"], words.split(), FACTS, make_device)
+    assert names["main"](*positional, **named) == value
+
+
+def test_a_module_that_cannot_be_parsed_any_more_has_no_options(tmp_path):
+    """Its file may change while the job waits for other nodes."""
+    names = run_file(tmp_path, "def main(args): return args")
+    (tmp_path / "spawns.py").write_text(f"{'-' * 100_000}1")  # which takes all of the parser's stack
+    assert bind_arguments("spawns.py:main", names["main"], ["--args", "3"], FACTS, make_device) == ((3,), {})
 
 
 def test_a_function_without_a_signature_gets_nothing():
