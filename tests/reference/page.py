@@ -169,6 +169,7 @@ NO_VARIABLES = {
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
     *("GIT_DIR", "GIT_TERMINAL_PROMPT", "LC_ALL"),  # set or removed for git
+    *("GIT_CONFIG", "GIT_SSH", "GIT_ASKPASS"),  # prefixes of what git reads
     *("GLOO_", "NCCL_", "TORCH_", "TORCHELASTIC_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("GIT_", "FI_", "TP_", "UCX_", "TERM_", "COLAB_", "FSSPEC_", "NETWORKX_"),
     *(
