@@ -32,6 +32,7 @@ from ddplaunch.system.schedulers.scheduler import (
     LogSource,
     Scheduler,
     ended_state,
+    side_by_side_command,
 )
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
@@ -206,9 +207,7 @@ class Kubernetes(Scheduler):
         pods, zero = self._running_pods(job, state)
         if not everywhere:
             return _exec_words(job, state, zero, words), os.environ
-        each = " & ".join(shlex.join(_exec_words(job, state, pod, words)) for pod in pods)
-        ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
-        return ["/bin/bash", "-c", f"{each} & {ends}"], os.environ
+        return side_by_side_command(_exec_words(job, state, pod, words) for pod in pods), os.environ
 
     def interactive_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool

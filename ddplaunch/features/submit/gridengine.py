@@ -37,6 +37,7 @@ from ddplaunch.system.schedulers.scheduler import (
     ended_state,
     group_by_job,
     run_program,
+    side_by_side_command,
 )
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
@@ -216,11 +217,10 @@ class GridEngine(HostsScheduler):
             of_job = group_by_job([state.job], parse_qstat(spread)).get(state.job, ())
             hosts = list(dict.fromkeys(each.host for each in of_job if each.host))
         command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*launcher_command(job.python), *words])}"
-        remote_command = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
-        each = f"for host in {shlex.join(hosts)}; do qrsh -inherit -V -nostdin $host {remote_command} & done; "
+        remote_words = ["/bin/sh", "-c", shlex.quote(command)]
         env = {**os.environ, "JOB_ID": state.job.number, "SGE_TASK_ID": state.job.index or "undefined"}
-        ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
-        return ["/bin/bash", "-c", each + ends], env
+        steps = [["qrsh", "-inherit", "-V", "-nostdin", host, *remote_words] for host in hosts]
+        return side_by_side_command(steps), env
 
 
 def parse_qstat(text: str) -> Iterator[BatchJobState]:

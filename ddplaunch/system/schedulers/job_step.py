@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -72,7 +73,8 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
         code = process.wait()
         stderr_reader.join()
     except BaseException:
-        process.terminate()  # which ends the step
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)  # which ends the step; of a shell, all that it started
         process.wait()
         raise
     if everywhere and printed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -240,3 +241,16 @@ def run_program(
         check=False,
         start_new_session=True,  # so that Ctrl-C reaches ddplaunch alone
     )
+
+
+def side_by_side_command(commands: Iterable[Sequence[str]]) -> list[str]:
+    """Return one command that runs several at once and waits for all; its exit code is that of the last that failed.
+
+    The shell's ``jobs -p`` would omit a command that has ended before, and with it its exit code: bash(1), jobs.
+    """
+    starts = "".join(f"{shlex.join(words)} & pids+=($!)\n" for words in commands)
+    return [
+        "/bin/bash",
+        "-c",
+        f"pids=()\n{starts}code=0\nfor pid in ${{pids[@]}}; do wait $pid || code=$?; done\nexit $code",
+    ]
