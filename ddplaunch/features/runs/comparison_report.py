@@ -20,6 +20,7 @@ from ddplaunch.features.runs.html_report import content_security_policy, write_h
 from ddplaunch.features.runs.html_report.comparison_page import render_comparison
 from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageRun
+from ddplaunch.features.runs.printed_step_rate import find_step_rate
 from ddplaunch.features.runs.program_usage import with_program_usage
 from ddplaunch.features.runs.provenance import Provenance, read_diff, read_provenance
 from ddplaunch.features.runs.ps import format_state
@@ -40,7 +41,7 @@ from ddplaunch.system.git_environ import git_environ
 
 MAX_RUNS = 12  # columns of a table
 MIN_CELL, MAX_CELL = 16, 60  # columns of a terminal
-TAIL_BYTES = 64 << 10  # of rank 0's output, in which its last line with a number is
+TAIL_BYTES = 64 << 10  # of rank 0's output, in which its last figures are
 GIT_TIMEOUT_S = 5.0
 
 
@@ -67,23 +68,29 @@ def read_compared_run(name: str, record: RunRecord) -> ComparedRun:
     samples = sample_file.read_samples(os.path.join(history_store.run_dir(name), sample_file.sample_file_name(node)))
     mean = average(samples)
     rate = next((rank.collectives for rank in mean.ranks if rank.collectives is not None), None) if mean else None
-    provenance, diff = read_provenance(name, node), read_diff(name, node)
-    return ComparedRun(with_program_usage(record), provenance, diff, rate, _last_line_with_number(name))
+    provenance, diff, output = read_provenance(name, node), read_diff(name, node), _read_output_end(name)
+    known = provenance, diff, rate, find_step_rate(output), _last_line_with_number(output)
+    return ComparedRun(with_program_usage(record), *known)
 
 
-def _last_line_with_number(name: str) -> str:
-    """Return the last line of rank 0 that has a digit; "" where its output is not kept."""
+def _read_output_end(name: str) -> str:
+    """Return the end of rank 0's output; "" where its output is not kept."""
     paths = rank_logs.rank_log_files(name).get(0)
     if not paths:
         return ""
     try:
         with open(paths[-1], "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = re.split(rb"[\r\n]+", file.read(TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    last = next((line for line in reversed(lines) if re.search(rb"\d", line)), b"")
-    return sanitize_line(last.decode(errors="replace").strip(), 200)
+
+
+def _last_line_with_number(text: str) -> str:
+    """Return the last line that has a digit; "" if none has."""
+    lines = re.split(r"[\r\n]+", text)
+    last = next((line for line in reversed(lines) if re.search("[0-9]", line)), "")
+    return sanitize_line(last.strip(), 200)
 
 
 def differences(runs: Sequence[ComparedRun]) -> list[Row]:
@@ -171,7 +178,8 @@ def comparison_to_json(runs: Sequence[ComparedRun]) -> str:
             "lasted": each.record.spent.wall_s,
             "effective": each.record.spent.goodput,
             "world_size": each.record.world_size,
-            "collectives_per_second": each.step_rate,
+            "steps_per_second": each.step_rate,
+            "collectives_per_second": each.collective_rate,
             "peak_memory": peak_memory(each.record) or None,
             "last_line": each.last_line or None,
         }

@@ -24,7 +24,8 @@ class ComparedRun(NamedTuple):
     record: RunRecord
     provenance: Provenance | None = None
     diff: bytes = b""  # its changes since the commit
-    step_rate: float | None = None  # collectives a second, of its first rank
+    collective_rate: float | None = None  # collectives a second, of its first rank
+    step_rate: float | None = None  # steps a second, as rank 0 printed it
     last_line: str = ""  # the last one of rank 0 with a number
 
 
@@ -143,9 +144,14 @@ def compare_results(runs: Sequence[ComparedRun], format_state: Callable[[RunReco
     yield row("lasted", lambda run: format_elapsed(run.record.spent.wall_s) if run.record.spent.wall_s else "")
     yield row("goodput", lambda run: format_percent(run.record.spent.goodput))
     yield row("ranks", lambda run: str(run.record.world_size))
-    yield row("collectives/s", lambda run: "" if run.step_rate is None else f"{run.step_rate:.3g}")
+    yield row("steps/s", lambda run: _format_rate(run.step_rate))
+    yield row("collectives/s", lambda run: _format_rate(run.collective_rate))
     yield row("peak memory", lambda run: format_size(peak) if (peak := peak_memory(run.record)) else "")
     yield row("last line", lambda run: run.last_line)
+
+
+def _format_rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.3g}"
 
 
 def peak_memory(record: RunRecord) -> int:

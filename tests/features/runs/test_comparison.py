@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.runs import comparison_report, rerun_check
+from ddplaunch.features.runs.printed_step_rate import find_step_rate
 from ddplaunch.features.runs.provenance import GitState, Provenance
 from ddplaunch.features.runs.run_comparison import Row, compare_arguments, compare_provenance, read_arguments
 from ddplaunch.observe.history import history_store
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("state")
 TRAIN = """
 import os, sys
 rank = os.environ["RANK"]
+print(f"\\r100%|####| 300/300 [00:24<00:00, 1{sys.argv.count('--amp')}.5it/s]")
 print("rank", rank, "loss 0.25 after 300 steps", flush=True)
 print("done", flush=True)
 sys.exit(int(sys.argv[-1]))
@@ -51,6 +53,26 @@ def two_runs(run_ddplaunch, project):  # noqa: F811
     return "first", "second"
 
 
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        (" 30%|###  | 30/100 [00:02<00:05, 14.0it/s]\r 31%|###  | 31/100 [00:02<00:05, 13.5it/s]\nloss 0.5", 13.5),
+        ("Epoch 1: 100%|####| 20/20 [00:40<00:00,  0.50it/s, v_num=0]", 0.5),
+        ("2/9 [00:08<00:28,  4.00s/it]", 0.25),
+        ("{'train_runtime': '2.1', 'train_samples_per_second': '80', 'train_steps_per_second': '9.5'}\n5.0it/s", 9.5),
+        ("{'eval_steps_per_second': 40.1}", None),
+        ("steps: 120/1000, 12.3/s, 1:12 left\nsteps: 240/1000, 1.23e+03/s", 1230.0),
+        ("step 3 | 8.25 steps/sec | 3,000 tokens/s", 8.25),
+        ("read 3.5 MB/s, 12 bit/s", None),
+        ("0/9 [00:00<?, ?it/s]", None),
+        ("0.00s/it 9e999it/s", None),
+        ("", None),
+    ],
+)
+def test_steps_a_second_as_programs_print_them(text, rate):
+    assert find_step_rate(text) == rate
+
+
 def test_a_table_of_what_differs_and_how_it_went(run_in_fork, two_runs, project, tmp_path):  # noqa: F811
     done = run_in_fork("report", *two_runs)
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,12 +89,14 @@ def test_a_table_of_what_differs_and_how_it_went(run_in_fork, two_runs, project,
     assert found["state"] == ["done", "failed (3)"]
     assert found["ranks"] == ["2", "3"]
     assert found["last line"] == ["rank 0 loss 0.25 after 300 steps"] * 2
+    assert found["steps/s"] == ["10.5", "11.5"]
     assert [cell.endswith("MiB") for cell in found["peak memory"]] == [True, True]
     as_json = json.loads(run_in_fork("report", *two_runs, "--json").stdout)
     assert as_json["runs"] == [*two_runs]
     assert as_json["differs"]["--lr"] == {"first": "0.1", "second": "0.2"}
     assert as_json["differs"]["diffstat"] == {"first": None, "second": "2 files, +2 -0"}
     assert [as_json["results"][name]["code"] for name in two_runs] == [0, 3]
+    assert [as_json["results"][name]["steps_per_second"] for name in two_runs] == [10.5, 11.5]
     page = tmp_path / "both.html"
     assert run_in_fork("report", *two_runs, "--html", page).stdout == f"written: {page}\n"
     text = page.read_text()
