@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch import __version__
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.profile.rank_profile import TICK_INTERVAL_S, RankProfile
-from ddplaunch.features.profile.torch_trace import Event, torch_events
+from ddplaunch.features.profile.torch_trace import Event, first_begin_s, torch_events
 from ddplaunch.observe.diagnosis.rank_position import PACKAGE_PATH
 
 _STACKS, _COLLECTIVES = 1, 1000  # thread ids in a rank's process of the trace; each lane of collectives is a thread
-_TORCH_LEAD_S = 0.2  # torch's profiler may begin this long before the first tick, and times must not be negative
+_MAX_TORCH_LEAD_S = 60.0  # torch's profiler begins at most this long before the first tick
+_ROUNDING_S = 1e-5  # more than is lost by microseconds since the epoch in a float
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
     """Yield events of the trace event format: a process for each rank, with its calls and lanes of collectives.
 
-    ``of_torch``: the files of torch's own profiler on this machine, by rank. Their events are included; they are read
-    one at a time, as such a file has tens of megabytes.
+    ``of_torch``: the files of torch's own profiler on this machine, by rank. Their events are included; the files are
+    read one at a time, as one has tens of megabytes, and twice: the first event of all ranks is at time zero.
     """
-    zero = min((each.began for each in profiles), default=0.0) - (_TORCH_LEAD_S if of_torch else 0.0)
+    zero = _time_zero(profiles, of_torch)
     last: dict[tuple[str, int], float] = {}  # when the last rank entered a collective
     for each in profiles:
         for kind, number, begin, _ in each.collectives():
@@ -31,6 +33,14 @@ def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str])
         yield from _collective_events(profile, zero, last)
         if path := of_torch.get(profile.rank):
             yield from torch_events(path, profile.rank, zero + profile.clock_offset_s)
+
+
+def _time_zero(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> float:
+    """Return when the first event of all begins: times must not be negative, and torch's profiler begins first."""
+    began = min((each.began for each in profiles), default=0.0)
+    of_files = (first_begin_s(of_torch[each.rank]) - each.clock_offset_s for each in profiles if each.rank in of_torch)
+    earliest = min(of_files, default=math.inf) - _ROUNDING_S
+    return max(min(began, earliest), began - _MAX_TORCH_LEAD_S)  # the program can write any time into the files
 
 
 def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:

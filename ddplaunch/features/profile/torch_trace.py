@@ -8,6 +8,7 @@ Source: the trace event format, and Kineto's use of it (``output_json.cpp``): ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,32 @@ Event = dict[str, Any]
 
 _THREADS = 10_000_000  # first track: larger than the ids of ddplaunch's tracks, of threads and of streams
 _MAX = 1 << 30  # bytes
+
+
+class _TimedEvent(msgspec.Struct):
+    """An event of the file, of which only the begin is needed."""
+
+    ph: str = ""
+    ts: float = math.inf
+    pid: Any = None
+    tid: Any = None
+
+
+class _TimedTrace(msgspec.Struct):
+    """The begins of all events, in microseconds after a time."""
+
+    baseTimeNanoseconds: float
+    traceEvents: list[_TimedEvent]
+
+
+def first_begin_s(path: str) -> float:
+    """Return when the first event in a file of torch's profiler began, on that file's clock; inf if it has none."""
+    try:
+        trace = msgspec.json.decode(read_regular_file(path, _MAX, follow_symlinks=False), type=_TimedTrace)
+    except (OSError, ValueError):
+        return math.inf
+    begins = (each.ts for each in trace.traceEvents if each.ph != "M" and type(each.pid) is type(each.tid) is int)
+    return (trace.baseTimeNanoseconds / 1e3 + min(begins, default=math.inf)) / 1e6
 
 
 def torch_events(path: str, rank: int, zero: float) -> Iterator[Event]:

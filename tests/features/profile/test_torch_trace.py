@@ -67,3 +67,33 @@ def test_collectives_of_a_rank_that_overlap_are_in_lanes():
     assert found == [[0, first, 0, 2000], [0, first + 1, 1000, 2000], [0, first, 4000, 1000], [1, first, 3000, 0]]
     assert {each["args"]["group"] for each in slices} == {"0"}
     assert [each["args"]["ends"] == "when it completed" for each in slices] == [True, False, True, False]
+
+
+def test_time_zero_is_the_first_event_of_all_ranks(tmp_path):
+    """Torch's profiler begins before ours, on a clock of its host; a time that cannot be is not looked at."""
+
+    def write(name: str, began: float) -> str:
+        path = tmp_path / name
+        track = {"pid": 4711, "tid": 7}
+        named = {"ph": "M", "name": "thread_name", "ts": 0.0, **track, "args": {"name": "main"}}
+        labelled = {**named, "name": "process_labels", "args": {"labels": "CPU"}}
+        begins = [began + 0.5, began, began + 0.7]
+        called = [{"ph": "X", "name": "add", **track, "ts": (each - 900) * 1e6, "dur": 2.0} for each in begins]
+        content = {"baseTimeNanoseconds": 900_000_000_000, "traceEvents": [named, labelled, *called]}
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    def begins(files: dict[int, str]) -> list[float]:
+        kinds = (CollectiveKind("0", "", "all_reduce", "float32[6]"),)
+        profiles = [
+            RankProfile(rank, "", began=1000.0, clock_offset_s=100.0 * rank, kinds=kinds, calls=(0, 1, 0, 2000))
+            for rank in range(2)
+        ]
+        found = [each for each in perfetto_trace(profiles, files) if each["ph"] == "X"]
+        return sorted(round(each["ts"] / 1e6, 3) for each in found)
+
+    files = {0: write("0", began=999.5), 1: write("1", began=1099.0)}
+    assert begins(files) == [0, 0.5, 0.5, 0.7, 1, 1, 1, 1.2]
+    (tmp_path / "broken").write_text("{")
+    assert begins({0: str(tmp_path / "broken")}) == [0, 0]
+    assert begins({0: write("far", began=100.0)})[-2:] == [60, 60]
