@@ -14,6 +14,8 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.messages import PROTOCOL_VERSION
 from tests.scaled_timeouts import scaled_timeout
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
 
 class ManualLoop(EventLoop):
     """An event loop whose timers expire when the test says so."""
@@ -105,10 +107,9 @@ def make_assignment(number: int, nnodes: int = 2, world_size: int = 2) -> dict[s
 
 def make_hello(number: int = 1, **changed: Any) -> dict[str, Any]:
     """Return a hello that fits to any job of two nodes in these tests."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
     body: dict[str, Any] = {
         "node_spec": make_node_spec(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
-        "max_restarts": 0, "versions": {"python": python}, "gpus": [], "nonce": "0",
+        "max_restarts": 0, "versions": {"python": PYTHON}, "gpus": [], "nonce": "0",
     }  # fmt: skip
     return {**body, **changed}
 

@@ -12,7 +12,7 @@ from ddplaunch.core.net.coordinator_server import LINGER_S, CoordinatorServer
 from ddplaunch.core.net.listener import HELLO_TIMEOUT_S
 from tests.core.job.job_steps import Job
 from tests.core.job_configs import make_job_config
-from tests.core.net.fake_peer import FakePeer, ManualLoop, make_hello, make_node_spec
+from tests.core.net.fake_peer import PYTHON, FakePeer, ManualLoop, make_hello, make_node_spec
 
 
 class World:
@@ -23,7 +23,9 @@ class World:
         config = {"address": "127.0.0.1", "port": self.sock.getsockname()[1], "min_nodes": 2, "max_nodes": 2}
         self.loop, self.received, self.peers = ManualLoop(), [], []
         self.config = make_job_config(**{"inspect": False, "heartbeat_timeout": 20.0, **config, **changed})
-        hello = Job(min_nodes=2, max_nodes=self.config.max_nodes).hello(0, fingerprint=None)
+        hello = Job(min_nodes=2, max_nodes=self.config.max_nodes).hello(
+            0, fingerprint=None, versions=messages.Versions(PYTHON)
+        )
         self.server = CoordinatorServer(self.loop, self.config, hello, "r", self.received.append, self.sock)
         self.server.start()
 
