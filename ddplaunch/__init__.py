@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
-"""What ``typing.TYPE_CHECKING`` is: to load typing takes 3 ms, and a start needs none of it."""
+"""Stands for ``typing.TYPE_CHECKING``: to load typing takes 3 ms, and a start does not need it."""
 
 if TYPE_CHECKING:
     from ddplaunch.base.errors import LaunchError as LaunchError

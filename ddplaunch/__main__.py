@@ -4,7 +4,7 @@ import os
 import sys
 
 try:
-    # moved to the end, as PYTHONPATH may contain it
+    # The current folder is moved to the end, not removed, as PYTHONPATH may contain it.
     sys.path.sort(key=lambda path: os.path.realpath(path) == os.getcwd())
 except OSError:  # the current folder was deleted, which is reported later
     pass

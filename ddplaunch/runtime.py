@@ -110,7 +110,7 @@ def local_first(timeout_s: float = 3600.0) -> AbstractContextManager[bool]:
 
 
 _DONE = b"+"
-"""What the first rank writes after its block; each other rank that has read it adds one. Else an error's text."""
+"""What the first rank writes after its block; each other rank that reads it adds one. On an error, its text."""
 
 _POLL_INTERVAL_S = 0.05
 _uses = 0  # of ``local_first`` in this process
@@ -188,7 +188,7 @@ def _wait_for_first(path: str, count: int, timeout_s: float) -> None:
 
 
 def _read_unlocked(path: str, count: int) -> bytes | None:
-    """Return what the first rank has written; None while it has not come, or is in its block."""
+    """Return what the first rank has written; None while that rank has not come, or is in its block."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -90,7 +90,7 @@ class Task:
         return DelayedSubmission(replace(self))
 
     def _wait_for_launcher(self) -> int:
-        """Wait for the launcher; return its exit code. (In Popen.wait() a signal handler could not call it again.)"""
+        """Wait for the launcher, and return its exit code. Unlike Popen.wait(), a signal handler may call it again."""
         assert self._process is not None
         if self._process.returncode is None:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)

@@ -1,7 +1,7 @@
 """What all packages use: the event loop, errors, text, files, sockets, terminals, options, message types.
 
-Every package may import this one; it imports only the standard library, msgspec and click. A change here reaches all of
-them, so its tests are `tests/base`.
+Every package may import this one; it imports only the standard library, msgspec and click. A change here affects all of
+them; its tests are in `tests/base`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A message connection to one peer in the event loop, with a send buffer for what the peer has not read yet."""
+"""A message connection to one peer in the event loop, with a send buffer for data that the peer has not read yet."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Connection(Generic[M]):
         """Take ownership of ``sock``. ``max_bytes`` limits a received frame, ``max_send_buffer`` the unsent bytes."""
         sock.setblocking(False)
         self.here = self.there = ""
-        """The local and the peer's address of this connection, as literals; "" for a socket that was reset."""
+        """The addresses of this connection's two ends, ours and the peer's, as text; "" for a socket that was reset."""
         if sock.family != socket.AF_UNIX:
-            with suppress(OSError):  # reset already, which the first recv will report
+            with suppress(OSError):  # the peer has reset it already: the first recv reports that
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.here, self.there = format_address(sock.getsockname()), format_address(sock.getpeername())
         self._loop = loop
@@ -86,7 +86,7 @@ class Connection(Generic[M]):
         if self._unsent > self._max_send_buffer:
             self._clear_send_buffer()
             self._closing = True
-            # not from within this call: the owner is not prepared
+            # not inside this call: its caller is not prepared for ``on_lost``
             return self._loop.call_soon(lambda: self._fail("it does not read"))
         self._on_writable()
 

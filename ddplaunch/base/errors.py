@@ -73,7 +73,7 @@ _CONTROL_CHARS = (
 def escape_control_chars(text: str) -> str:
     """Make an untrusted text safe to print: remove colours, escape other control characters.
 
-    Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
+    Lines of the result end in ``\\n`` alone, so ``str.splitlines`` and terminals find the same lines.
     """
     plain = re.sub(_SGR_SEQUENCES, "", text.replace("\r\n", "\n"))
     return re.sub(_CONTROL_CHARS, lambda found: found[0].encode("unicode_escape").decode(), plain)

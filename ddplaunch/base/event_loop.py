@@ -32,7 +32,7 @@ class Timers:
     """A group of timers that are cancelled together."""
 
     def __init__(self, call_later: Callable[[float, Callback], Timer]) -> None:
-        """``call_later`` is that method of the event loop."""
+        """``call_later`` is the event loop's method of that name."""
         self._call_later = call_later
         self._all: list[Timer] = []
 
@@ -66,7 +66,7 @@ class EventLoop:
         put(fd, sum(callbacks), callbacks)
 
     def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
-        """Stop watching ``fd``, or only one direction; does nothing if it is not watched."""
+        """Stop watching ``fd``; ``write``: only for writing or only for reading. Does nothing if it is not watched."""
         known = self._selector.get_map().get(fd)
         if known is None:
             return
@@ -91,12 +91,13 @@ class EventLoop:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no callback of ``call_soon`` is waiting."""
         return not self._soon
 
     def add_signal_handlers(
         self, numbers: Iterable[int], callback: Callable[[int], None], *, even_if_ignored: Iterable[int] = ()
     ) -> None:
-        """Call ``callback`` with the signal number whenever one of these signals arrives, after earlier callbacks.
+        """Call ``callback`` with the signal number whenever one of these signals arrives, after callbacks added before.
 
         A signal that was inherited as ignored (nohup) stays ignored, unless it is in ``even_if_ignored``. The signals
         are unblocked here: until now they may have been blocked, so that none was lost or killed the launcher.

@@ -26,9 +26,9 @@ class HelperProcess:
         environ: Mapping[str, str] | None = None,
         preexec_fn: Callback | None = None,
     ) -> None:
-        """Start it; ``on_output`` gets its stdout, then b""; ``on_timeout`` is called after ``deadline`` seconds.
+        """Start it; ``on_output`` gets its stdout, at the end b""; ``on_timeout`` is called after ``deadline`` seconds.
 
-        ``pipe_stdin``: it reads requests from stdin (``write``). ``merge_stderr``: ``on_output`` gets its stderr too.
+        ``pipe_stdin``: ``write`` sends data to its stdin. ``merge_stderr``: ``on_output`` gets its stderr too.
         ``preexec_fn`` is called in the child.
         Raises OSError if it cannot be started.
         """
@@ -40,7 +40,7 @@ class HelperProcess:
             stderr=subprocess.STDOUT if merge_stderr else subprocess.DEVNULL,
             bufsize=0,
             env=environ,
-            cwd=None if os.path.isdir(current_folder()) else "/",  # it was removed: Python would not start there
+            cwd=None if os.path.isdir(current_folder()) else "/",  # if it was removed, Python would not start there
             preexec_fn=preexec_fn,
             start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )
@@ -63,7 +63,7 @@ class HelperProcess:
         assert self._child.stdin
         try:
             self._child.stdin.write(data)
-        except OSError:  # it has ended: the loop reads that next
+        except OSError:  # the process has ended: the loop reads the end of its output next
             pass
 
     def close_stdin(self) -> None:

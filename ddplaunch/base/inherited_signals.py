@@ -23,4 +23,4 @@ class SignalState:
 
 
 AT_START = SignalState()
-"""The signals of this process; ``take`` is called before it starts another one."""
+"""The signal state of this process; ``take`` is called before this process starts another one."""

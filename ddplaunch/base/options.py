@@ -153,7 +153,7 @@ class Option(Struct, frozen=True):
         return click.Option([*self.opts, self.name], metavar=metavar, type=kind, multiple=self.multiple, **how)
 
     def _read_for_click(self, context: click.Context, param: click.Parameter, text: Any) -> Any:
-        """Convert the text that click has parsed; an error names the environment variable that the text comes from."""
+        """Convert the text that click has parsed; an error in an environment variable names the variable."""
         assert self.read is not None
         try:
             return self.read(self, text)
@@ -180,10 +180,10 @@ class OptionGroup(Struct, frozen=True):
     """For a feature's group: the option, by its Python name, that it follows in the help."""
 
     def check_target(self, options: Options) -> None:
-        """Raise UsageError if these options do not fit the target; ``submit`` calls it too, when it submits the job."""
+        """Raise UsageError if these options do not fit the target; ``submit`` too calls this before it submits."""
 
     def check_contradictions(self, options: Options) -> None:
-        """Raise UsageError if these options contradict each other or others, with the values of the cluster."""
+        """Raise UsageError if these options contradict each other or others; values of the cluster are filled in."""
 
 
 @cache
@@ -273,7 +273,7 @@ class Options:
         return self.with_values(source, unset)
 
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
-        """Yield the options that the user or a configuration file has set, as words; not ``excluded`` or local ones."""
+        """Yield the words of the options that the user or a file has set, without ``excluded`` and local options."""
         for kind, group in self._groups.items():
             for option in declared_options(kind):
                 is_chosen = self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE

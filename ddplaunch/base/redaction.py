@@ -46,7 +46,7 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether ``value`` is a secret, judged by the option or setting it is for: --api-key, +logger.token, HF_TOKEN."""
+    """Whether ``value`` is a secret, judged by the name of its option or setting: --api-key, HF_TOKEN."""
     parts = [part for part in re.split(r"[^a-z0-9]+", name.lower()) if part]
     if not parts or not value or value.startswith("--"):
         return False

@@ -1,4 +1,4 @@
-"""Safe opening of files with untrusted paths: without blocking, with size limits, without following links on writing.
+"""Opens files with untrusted paths safely: never blocks, limits sizes, and does not write through symbolic links.
 
 A path may lead to a FIFO without a writer, a link to /dev/zero, or a file of a terabyte. Every file that a user, a
 scheduler or a rank names is read, and every file in a folder where others may write is created, by these functions.
@@ -105,11 +105,11 @@ def current_folder() -> str:
 
 
 TEMP_PARENT_VARIABLE = "DDPLAUNCH_TMPDIR"
-"""Variable: parent of temporary folders; the launcher that sets it removes them, even if this launcher is killed."""
+"""Variable with the parent of temporary folders: the launcher that sets it removes them, even if this one is killed."""
 
 
 def make_private_dir(name: str) -> str | None:
-    """Create a folder that only this user may enter, with random digits in its name; None if that fails everywhere."""
+    """Create a folder that only this user may enter, with random digits in its name; None if no parent allows it."""
     for parent in (os.environ.get(TEMP_PARENT_VARIABLE), os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
         if parent:
             try:

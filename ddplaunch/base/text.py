@@ -11,7 +11,7 @@ MAX_LISTED_NAMES = 8
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Join names to a list for a sentence; only the first ones of many are listed."""
+    """Join names to a list for a sentence; of many names, only the first are listed."""
     listed = list(names)
     more = f" and {len(listed) - MAX_LISTED_NAMES} more" if len(listed) > MAX_LISTED_NAMES else ""
     return ", ".join(listed[:MAX_LISTED_NAMES]) + more
@@ -29,7 +29,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def closest_match(word: str, candidates: Iterable[str]) -> str | None:
-    """Find the known word that ``word`` misspells or begins; None if unsure."""
+    """Find the candidate that ``word`` misspells, or that begins with it; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
     limit = max(1, letters // 3)
@@ -88,7 +88,7 @@ def group_consecutive(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def format_ranks(numbers: Iterable[int]) -> str:
-    """Format a list of ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; only the first ones of many."""
+    """Format a list of ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; of many, only the first."""
     listed = sorted(set(numbers))
     parts: list[str] = []
     for run in group_consecutive(listed):

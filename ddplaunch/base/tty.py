@@ -27,7 +27,7 @@ _KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
 def is_interactive(fd: int) -> bool:
     """Whether a descriptor is the user's terminal.
 
-    It is if it is our session's controlling terminal, or if another standard stream is on it too. ``srun -u`` and Open
+    True for our session's controlling terminal, or if another standard stream is on it too. ``srun -u`` and Open
     MPI's ``mpirun`` create a pty for stdout alone, so that programs are line-buffered, and read it themselves.
     """
     if not os.isatty(fd):
@@ -56,7 +56,7 @@ def window_size(fd: int) -> tuple[int, int]:
 
 @contextmanager
 def restore_terminal() -> Iterator[None]:
-    """Context manager that restores the settings of the terminal on stdin; does nothing without one."""
+    """Context manager: restore, at the end, the settings of the terminal on stdin; does nothing without a terminal."""
     if not os.isatty(0):
         yield
         return
@@ -82,9 +82,9 @@ class Keyboard:
         self._raw = False
 
     def start(self, *, raw: bool = False) -> None:
-        """Start reading, also after a stop; does nothing without a terminal, or while another program has it.
+        """Start reading, or start again; does nothing without a terminal, or while another program uses it.
 
-        ``raw``: no key is a signal.
+        ``raw``: no key sends a signal, not even Ctrl-C.
         """
         if not in_foreground(0):
             return self._unwatch()

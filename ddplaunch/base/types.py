@@ -50,7 +50,7 @@ IntTable = tuple[Size, ...]  # numbers, row after row
 
 
 def _check_name(text: str, *, limit: int = 255, in_path: bool = False) -> str:
-    """Raise ValueError for an unsafe name, which is not sanitized because it is compared or used in paths."""
+    """Raise ValueError for an unsafe name; names are not sanitized, because they are compared or used in paths."""
     leaves_folder = in_path and (text.startswith(".") or "/" in text)
     if len(text) > limit or not text.isprintable() or leaves_folder:
         raise ValueError("an invalid name")
@@ -103,9 +103,9 @@ else:
     StopSignal = Literal[1, 2, 3, 15]  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what users and schedulers send
 
     class _MendedType(type):
-        """The type of plain values, in JSON of type ``received``, that a function checks or sanitizes on arrival.
+        """A type of values of the JSON type ``received``, which ``mend`` checks or sanitizes on arrival.
 
-        Elements of a list are text. What ``mend`` gets is of that type, so it can rely on it.
+        ``mend`` gets only values of that type; elements of a list are text.
         """
 
         def __new__(cls, name: str, mend: Callable[[Any], Any], received: type = str) -> _MendedType:

@@ -1,8 +1,8 @@
-"""The command line: ``main`` runs the command of ``sys.argv``, prints its error and returns its exit code.
+"""The command line: ``main`` runs the command of ``sys.argv``, prints its error and exits with its exit code.
 
 Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from parsing the
-command line to running the job. A command about a run finds it by ``lookup``, and its launcher answers to ``client``.
-Commands of features are in their folders.
+command line to running the job. A command about a run finds the run by ``lookup`` and asks its launcher by ``client``.
+Commands of features are in the features' folders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAUNCHER_COMMENT = "python -c … is ddplaunch; no file of the current folder ca
 
 
 def launcher_command(python: str) -> list[str]:
-    """Return the words that start ddplaunch with a Python (3.10 or newer) in any folder, without its arguments."""
+    """Return the words that start ddplaunch with a Python (3.10 or newer) in any folder; its arguments follow them."""
     return python_command(python, "from ddplaunch.cli import main; main()")
 
 
@@ -128,7 +128,7 @@ def _report_internal_error(error: Exception) -> int:
 
 
 def _find_stdlib_shadow() -> str | None:
-    """Find a file of the user's that was imported in place of a module of Python: "/x/json.py has the name of …"."""
+    """Describe a user's file that was imported in place of a module of Python: "/x/json.py has the name of …"."""
     home = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
     for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
         file = getattr(sys.modules[name], "__file__", None)

@@ -9,8 +9,8 @@
    no trailing options.
 3. All that follows goes to the program unchanged. ``--`` ends the options of ddplaunch: before the target it also rules
    out trailing options.
-4. A word after the target that may belong to either is an error, which shows the command for each reading that makes
-   sense. Such words are
+4. A word after the target that may be ddplaunch's or the program's is an error, which shows the command for each
+   reading that makes sense. Such words are
 
    - a trailing option directly after the target, if the target's source file names it too;
    - a trailing option among the program's arguments, if that file does not name it;
@@ -33,7 +33,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import closest_match, edit_distance
 
 TARGET_KIND_OPTIONS = frozenset({"-m", "--module", "--no-python"})
-"""Options for the kind of the target: only before it; after it they are the program's."""
+"""Options for the kind of the target. They come before the target; after it they are the program's."""
 
 HELP_ALL = "--help-all"
 HELP = frozenset({"-h", "--help", HELP_ALL})
@@ -144,7 +144,7 @@ class ArgvGrammar(Struct, frozen=True):
 
     @property
     def trailing_candidates(self) -> dict[str, bool]:
-        """The options that ddplaunch may accept, or finds ambiguous, after the target; whether each takes a value."""
+        """The options that ddplaunch may accept, or finds ambiguous, after the target; True if it takes a value."""
         return {
             name: self.options[name] for name in {*self.trailing_options, *self.ambiguous_options} & self.options.keys()
         }
@@ -227,7 +227,7 @@ def _find_misspelt(
 
 
 def _end_of_trailing(head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, misspelt: Mapping[str, str]) -> int:
-    """Return the index in ``rest`` where the trailing options end; ``--json`` is one only with ``--dry-run``."""
+    """Return the index in ``rest`` where the trailing options end; ``--json`` counts only with ``--dry-run``."""
     trailing = {name: takes for name, takes in grammar.trailing_candidates.items() if name in grammar.trailing_options}
     try:
         end = end_of_options(rest, trailing)
@@ -252,7 +252,7 @@ def command_with_dry_run_for_program(line: SplitArgv) -> str | None:
 
 
 def option_values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
-    """Return the options in ``words`` with their values, "" for flags; the last one counts, as in click."""
+    """Return the options in ``words`` with their values, "" for flags; of a repeated option the last counts."""
     values: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -269,18 +269,18 @@ def _check_not_empty(values: Mapping[str, str], options: Mapping[str, bool]) -> 
 
 
 def empty_value_error(name: str) -> UsageError:
-    """Build the error of an option whose value is empty, as that of a variable that is not set."""
+    """Build the error of an option with an empty value, as from a shell variable that is not set."""
     return UsageError(f"{name} has an empty value", "give it one, or leave it out")
 
 
 def has_unknown_option(words: Sequence[str], options: Mapping[str, bool]) -> bool:
-    """Whether an option before the target is not in ``options``."""
+    """Whether there is an option before the target that is not in ``options``."""
     end = end_of_options(words, options)
     return end < len(words) and is_option(words[end])
 
 
 def end_of_options(words: Sequence[str], options: Mapping[str, bool], start: int = 0) -> int:
-    """Return where the options from ``start`` on end, values included. Raises UsageError if a value is missing."""
+    """Return the index after the options that begin at ``start``. Raises UsageError if a value is missing."""
     while start < len(words) and (name := option_name(words[start])) in options:
         if options[name] and "=" not in words[start]:
             start += 1
@@ -361,7 +361,7 @@ def _extract_options(words: Sequence[str], options: Mapping[str, bool]) -> tuple
 
 
 def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
-    """Return a command that ``split_argv`` reads as ``line``; ``--`` goes before arguments that begin ambiguously."""
+    """Return a command that ``split_argv`` reads as ``line``; ``--`` goes before arguments with ambiguous options."""
     target, program = line.target or "", line.program_args
     words = [word for word in line.options if word not in TARGET_KIND_OPTIONS] + [
         word for word in line.options if word in TARGET_KIND_OPTIONS

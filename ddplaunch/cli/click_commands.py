@@ -35,7 +35,7 @@ COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion scrip
 _RUN = "ddplaunch.cli.run_command"
 
 HEADINGS = ("Run", "Watch", "Diagnose", "Clusters", "Housekeeping")
-"""The headings of the help, in order; others of features follow."""
+"""The headings of the help, in order; headings that features add follow."""
 
 
 def _find_commands() -> dict[str, Command]:
@@ -77,7 +77,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
-        if COMMANDS[cmd_name].module != _RUN:  # which first finds out in which form messages are written
+        if COMMANDS[cmd_name].module != _RUN:  # ``run`` calls it later, once it knows the form of messages
             print_left_out()
         assert isinstance(command, click.Command)
         command.context_class = HelpContext
@@ -279,7 +279,7 @@ _OTHER_TOPICS = {
     **dict.fromkeys(("gridengine", "sge", "pbs-lsf", "pbs", "lsf"), "schedulers"),
     **dict.fromkeys(("accelerate", "deepspeed", "mpirun", "lightning", "ray"), "coming-from"),
 }
-"""Words that are no pages, and the pages that describe these."""
+"""Words that are not the name of a page, and the page that describes each."""
 
 
 def _show_page(path: str) -> None:
@@ -295,7 +295,7 @@ def _show_page(path: str) -> None:
 
 
 def _pages() -> dict[str, str]:
-    """Return the pages of the documentation: in the package, or next to it in a checkout."""
+    """Return the path of each page of the documentation by name: in the package, or next to it in a checkout."""
     for folder in (os.path.join(PACKAGE_DIR, "docs"), os.path.join(os.path.dirname(PACKAGE_DIR), "docs")):
         if os.path.isfile(os.path.join(folder, "start.md")):
             return {name[:-3]: os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".md")}

@@ -59,10 +59,10 @@ def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_
 
 
 def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> Iterator[A]:
-    """Send a request and yield its replies, after the status that comes first; to the job's end if it is streaming.
+    """Send a request and yield its replies, without the status that comes first; a streaming one until the job ends.
 
     Raises JobNotResponding if there is no status in ``timeout`` seconds, or the job has too many streaming clients;
-    JobEnded if it has ended before.
+    JobEnded if the job has ended before.
     """
     with open_request(path, request, timeout) as sock:
         _check_accepted(sock, path, timeout)
@@ -84,7 +84,7 @@ def _check_accepted(sock: socket.socket, path: str, timeout: float) -> None:
 
 @contextmanager
 def open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
-    """Yield a connection on which ``request`` has been sent; errors on it are raised as JobNotResponding."""
+    """Yield a connection on which ``request`` has been sent; its errors are raised as JobNotResponding."""
     check_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
@@ -108,7 +108,7 @@ def open_request(path: str, request: Request[object], timeout: float) -> Iterato
 
 
 def _check_exists(path: str) -> None:
-    """Raise JobEnded if a launcher has removed its control socket, which it does first when it ends."""
+    """Raise JobEnded if the launcher has removed its control socket: it does that first when it ends."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Fills in options that the user has not set from the cluster's environment variables (``clusters.detect``)."""
+"""Fills in options that the user has not set, from the cluster's environment variables (``clusters.detect``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOOKUP_TIMEOUT_S = 2.0  # to resolve a MASTER_ADDR without other variables: this
 
 
 def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
-    """Fill in unset options from the cluster environment; return both, None for the latter if it was not used.
+    """Fill in unset options from the cluster environment; return the options and that environment, None if unused.
 
     Raises UsageError if the variables are invalid, or contradict what the user has set.
     """
@@ -139,7 +139,7 @@ def _task_number(step: ClusterEnv) -> int:
 
 
 def check_lone_node(options: Options, cluster_env: ClusterEnv | None, plan: Plan) -> str | None:
-    """Check a job planned for one node because no option and no detected system says more; return a note or None.
+    """Check a job planned for one node because no option or detected system names several; return a note or None.
 
     Raises UsageError if variables suggest several nodes, each of which would train alone.
     """
@@ -197,7 +197,7 @@ def _already_started_error(cluster_env: ClusterEnv, place: RankAssignment, nproc
 def check_token(token: str | None, name: str = "--token") -> None:
     """Raise UsageError if the token is empty, as when a secret is not set: any process could then join the job.
 
-    ``name`` is the option it comes from. Without it the variable is checked, since click treats an empty one as unset.
+    ``name`` is the option of the token. Without a token the variable is checked: click treats an empty one as unset.
     """
     if token is None:
         token, name = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
@@ -221,7 +221,7 @@ def to_started_rank(cluster_env: ClusterEnv | None) -> ExternalRank | None:
 
 
 def has_shared_log(cluster_env: ClusterEnv | None) -> bool:
-    """Whether the output of all nodes goes to one log; under submitit, srun writes a file per task."""
+    """Whether the output of all nodes goes to one log; not under submitit, where srun writes a file for each task."""
     return (
         cluster_env is not None
         and SYSTEMS[cluster_env.cluster].has_shared_log

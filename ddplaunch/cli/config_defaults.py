@@ -10,7 +10,7 @@ environment variables, file, cluster detection. In the user's own ``[run]`` are 
 their features read.
 
 Values of these files run commands as the user (``setup``). So only files owned by the user or root are read, as git
-does with ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
+does with ``safe.directory`` (CVE-2022-24765), and none above home or .git. ``--config FILE`` reads a file of any owner.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_defaults(
 def _read_run(
     known: Mapping[str, Option], all_options: Mapping[str, Option], cwd: str, environ: Mapping[str, str]
 ) -> Defaults:
-    """Read the project's defaults of ``run`` for the options in ``known``, by their keys.
+    """Read the project's defaults of ``run``; ``known`` has the options that a project may set, by key.
 
     Raises UsageError as ``read_defaults`` does.
     """
@@ -110,7 +110,7 @@ def _read_run(
 
 
 def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
-    """Fill in options that the user has not set from the project's file; return them with notes on the file.
+    """Fill in options that the user has not set, from the project's file; return the options, and notes on the file.
 
     Raises UsageError if the file is not TOML, or has an unknown key or an invalid value.
     """
@@ -208,7 +208,7 @@ def _filesystem_of(folder: str) -> int | None:
 
 
 def _read_if_trusted(path: str, untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
-    """Read a file of the user or root; one of another owner that mentions ddplaunch is added to ``untrusted``."""
+    """Read a file that the user or root owns; add another owner's file that mentions ddplaunch to ``untrusted``."""
     if not os.path.isfile(path):
         return None
     try:
@@ -311,7 +311,7 @@ def _to_option_text(value: object, option: click.Option | Option, place: str) ->
 
 
 def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str | None]:
-    """Return a function that names the table of the other command that a key belongs to, or None."""
+    """Return a function that says to which other command's table a key belongs; it returns None if to none."""
 
     def find_table(key: str) -> str | None:
         for other in COMMAND_TABLES:

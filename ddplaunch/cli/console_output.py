@@ -23,7 +23,7 @@ def is_colour_allowed() -> bool:
 
 
 def print_message(message: LogMessage) -> None:
-    """Write a message to stderr, with colours only if that is a terminal with colours."""
+    """Write a message to stderr, with colours only if stderr is a terminal that has them."""
     write_text(FORMATTER.format(message), err=True)
 
 
@@ -51,7 +51,7 @@ def print_error(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
 
 
 def wrap_to_terminal(line: str, used_columns: int) -> str:
-    """Break a line between words if stderr is a terminal; its first ``used_columns`` columns are taken."""
+    """Break a line between words if stderr is a terminal; its first row has only the columns after ``used_columns``."""
     try:
         columns = os.get_terminal_size(2).columns if sys.stderr.isatty() else 0
     except OSError:

@@ -25,16 +25,16 @@ from ddplaunch.core.options import DryRun, Nodes, Starting
 from ddplaunch.system.network.reserved_port import PortTaken, try_listen
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 
-DECLINE_TIMEOUT_S = 10.0  # to reach the others: when all nodes start at once, some are later
+DECLINE_TIMEOUT_S = 10.0  # to reach the other nodes: of nodes that start together, some are later
 LINGER_S = 1.0  # for the last message to be delivered
 
 
 def notify_other_nodes(error: UsageError, options: Options, listener_socket: socket.socket | None) -> None:
     """Send this usage error to the other nodes, which end with it; do nothing if stdin is a terminal.
 
-    Return when they know it, or after DECLINE_TIMEOUT_S.
+    Return when the other nodes know the error, or after DECLINE_TIMEOUT_S.
 
-    A feature that runs the job in place of this launcher does that itself. Nodes that were started one by one are not
+    A feature that runs the job in place of this launcher sends it itself. Nodes that were started one by one are not
     notified either, since this one can be started again; unless node 0's port is taken: then all need another port.
     ``listener_socket`` is on the control port, if this node has opened it.
     """
@@ -91,7 +91,7 @@ def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_sock
 
 
 class _JoinRefuser:
-    """Replies to every node that joins with the usage error of this node, so that it ends too."""
+    """Sends the usage error of this node to every node that joins, so that the other node ends too."""
 
     def __init__(
         self, loop: EventLoop, config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket

@@ -17,10 +17,10 @@ from ddplaunch.core.options import DryRun, Nodes
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.target.target import TargetKind
 
-MAX_NOTED = 5  # modules that each rank imports itself, in the text; JSON has all
+MAX_NOTED = 5  # modules named in the note on modules that each rank imports itself; JSON has all
 
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
-"""Options that the command of each node has anyway."""
+"""Options that the command for each node has in any case."""
 
 
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:

@@ -56,7 +56,7 @@ def render_verdict(verdict: FailureReport, nnodes: int, *, was_shown: bool = Fal
 
 
 def _truncate(line: str) -> str:
-    """Truncate a line, which must not hide the rest of the report; failure.json has it in full."""
+    """Truncate a line, so that it does not hide the rest of the report; failure.json has the whole line."""
     return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
 
 

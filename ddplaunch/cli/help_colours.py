@@ -1,4 +1,4 @@
-"""Colours of ``--help`` in a terminal that has some; click removes them where the output goes elsewhere."""
+"""Colours of ``--help`` in a terminal that has colours; click removes them from output to files and pipes."""
 
 from __future__ import annotations
 

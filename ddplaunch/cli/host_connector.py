@@ -46,7 +46,7 @@ def make_waiter(command: subprocess.Popen[bytes], message: str, hint: str) -> Ca
 
 
 class NodeCommand(NamedTuple):
-    """A command that runs Python code on a node, with its stdin and stdout."""
+    """A command that runs Python code on a node; its stdin and stdout are those of the code."""
 
     host: str
     address: str  # the address at which the other nodes reach the host; "" in a job of one node
@@ -63,7 +63,7 @@ class HostConnector(ABC):
     ) -> list[str]:
         """Return the command that runs a ddplaunch command on a host, on this terminal or with pipes.
 
-        ``environ``: where the variables are that Python may need to start there.
+        ``environ`` has the variables that Python may need to start on the host.
         """
 
     @abstractmethod

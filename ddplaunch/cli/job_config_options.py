@@ -55,7 +55,7 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         min_nodes=lowest,
         max_nodes=highest + options[Elastic].spares,
         address=address,
-        # of --master-addr the name is known, or wrong
+        # a name that was given by --master-addr is known, or wrong
         address_may_be_unknown=bool(cluster_env and cluster_env.address_may_be_unknown)
         and not options.is_set("master_addr"),
         port=port,
@@ -121,7 +121,7 @@ def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object])
 
 
 def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
-    """Check that ``address`` is one of this machine, once it resolves: Docker compose may add it later.
+    """Wait until ``address`` resolves (Docker compose may add it later); check that it is one of this machine.
     Raises NameTimeout if it does not resolve in ``timeout_s`` seconds, and UsageError if it is another machine's.
     """
     deadline, noted = time.monotonic() + timeout_s, False

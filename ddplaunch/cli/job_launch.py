@@ -83,7 +83,7 @@ def build_node_job(
 
 
 class NodeJob:
-    """This node's part of a job: the runner, and what observes it; also the target of control socket requests."""
+    """This node's part of a job: the runner and the observers of its events; requests on the control socket ask it."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class NodeJob:
             self._sides.close()
             self._control_socket.close(code)
         self._has_ended = True
-        if not self._screen.can_report:  # a signal has ended the wait for the reader
+        if not self._screen.can_report:  # a signal has ended the wait for the reader of the output
             self._runner.exit_code = code
             self._sides.finish()
             return code

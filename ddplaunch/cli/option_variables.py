@@ -33,9 +33,9 @@ _OF_TESTS = f"{VARIABLE_PREFIX}TEST"
 
 
 def drop_variables_of_host(environ: MutableMapping[str, str]) -> None:
-    """Remove variables that set options from a launcher started over SSH: its command line has all options."""
+    """In a launcher that was started over SSH, remove variables that set options: its command line has all options."""
     if environ.get(OVER_SSH_VARIABLE):
-        for name in (_ONLY_OPTIONS - {f"{VARIABLE_PREFIX}DOMAIN"}) & environ.keys():  # that of each host is its own
+        for name in (_ONLY_OPTIONS - {f"{VARIABLE_PREFIX}DOMAIN"}) & environ.keys():  # each host has its own domain
             del environ[name]
 
 

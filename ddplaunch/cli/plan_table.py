@@ -27,7 +27,7 @@ MAX_ROWS, MAX_COMMANDS = 64, 8
 
 
 def print_table(plan: Plan, options: Sequence[str] | None) -> None:
-    """Print the plan; ``options``: to repeat in the other nodes' commands; None: no command is needed there."""
+    """Print the plan; ``options`` are repeated in the other nodes' commands; None: the other nodes need no command."""
     console = Console(highlight=False, no_color=not is_colour_allowed())
 
     def grid(*columns: str) -> Table:

@@ -22,7 +22,7 @@ _PER_RANK_VARIABLES = (
     "ROLE_RANK",
     "DDPLAUNCH_DEVICE",
 )
-"""Environment variables that differ between ranks; the table has their parts."""
+"""Environment variables that differ between ranks; columns of the table show most of them."""
 
 
 def plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
@@ -60,7 +60,7 @@ PROGRAM_HEADS = ("program", "kind", "node", "GPUs", "ready", "after", "command")
 
 
 def list_programs(plan: Plan) -> list[tuple[str, ...]]:
-    """List the programs beside the ranks under ``PROGRAM_HEADS``; none where their GPUs are not known."""
+    """List the programs beside the ranks, as rows under ``PROGRAM_HEADS``; not those whose GPUs are unknown."""
     return [_format_program(each) for each in plan.programs if each["gpus"] is not None]
 
 
@@ -114,7 +114,7 @@ def list_commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[i
 def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     """Return the command that a user runs to start ``node_rank``, with all that the nodes must agree on.
 
-    ``options`` are the others typed here, not those about nodes, addresses and counts.
+    ``options`` are the other options typed here, not those about nodes, addresses and counts.
     """
     nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes + plan.nodes_without_ranks)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.has_node_rank else "auto"]

@@ -34,7 +34,7 @@ from ddplaunch.system.target.target import Target
 
 
 class PlanInputs(Struct, frozen=True):
-    """A plan and what it was made from."""
+    """A plan, and the options and the cluster environment from which it was made."""
 
     plan: Plan
     options: Options  # with the values that hosts or the cluster environment supply
@@ -43,7 +43,7 @@ class PlanInputs(Struct, frozen=True):
 
 
 def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
-    """Plan the job. ``remote``: a dry run of a job over SSH, so this machine is only assumed to be like the hosts.
+    """Plan the job. ``remote``: a dry run of a job over SSH; the hosts are assumed to be like this machine.
 
     Raises UsageError if the options contradict each other, the cluster environment, or this machine.
     """

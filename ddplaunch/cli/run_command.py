@@ -153,7 +153,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
 def _run_instead(
     instead: RunInstead, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> int:
-    """Run the job by a feature (as over SSH) instead of a launcher on this machine; return the exit code."""
+    """Let a feature run the job (as over SSH) instead of a launcher on this machine; return the exit code."""
     FORMATTER.run_id = new_run_id(options, target)
     print_notes(*parse_notes.torchrun_notes, *file_notes, *_lookalikes(parse_notes))
     return instead.run(target, FORMATTER.run_id)

@@ -18,7 +18,7 @@ CORE_GROUPS: tuple[type[OptionGroup], ...] = (
 
 
 def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[OptionGroup]]) -> list[type[OptionGroup]]:
-    """Insert each added group after the option in its ``after``; else at the end of its heading or before the last."""
+    """Insert each added group after the option in its ``after``, else last under its heading, else before the last."""
     groups, left = list(own), list(added)
     while left:
         names = {name: place for place, kind in enumerate(groups) for name in kind.__struct_fields__}

@@ -15,7 +15,7 @@ from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
-LAST = "last"  # the rank of the highest number: it prints the loss of a pipeline
+LAST = "last"  # the rank with the highest number: in pipeline parallelism it prints the loss
 _LOCAL = "local:"  # the numbers after it are local ranks
 
 

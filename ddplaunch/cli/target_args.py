@@ -97,7 +97,7 @@ def parse_notes_for(line: SplitArgv, translation: TranslatedArgv, notes: tuple[s
 
 
 def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
-    """Return a function: does the target's source file name an option? The file is read at the first call."""
+    """Return a function that says whether the target's source file names an option; its first call reads the file."""
 
     @cache
     def find(target: str, as_module: bool, as_program: bool) -> Target | None:

@@ -47,7 +47,7 @@ def format_table(
     """Yield the lines of a table: columns as wide as their cells, the last one cut to keep lines within ``max_width``.
 
     ``colours``: of the second column, for each row. ``optional``: columns to leave out, in this order, while the last
-    column has less than ``MIN_LAST_COLUMN_WIDTH``. ``wrap``: the last one goes on in more lines instead.
+    column has less than ``MIN_LAST_COLUMN_WIDTH``. ``wrap``: the last column is wrapped, not cut.
     """
     widths = [max(map(display_width, column)) for column in zip(heads, *rows, strict=True)]
     left = None if max_width is None else max_width - sum(width + 2 for width in widths[:-1])

@@ -1,8 +1,8 @@
 """Estimates the offset of a peer's clock from heartbeats, as NTP does.
 
 A heartbeat has its sender's time, the time in the last heartbeat that the sender received, and how long ago that was.
-The time since that one was sent, less this delay, is the round trip; the peer's clock was read in its middle, so the
-error is at most half of it.
+The round trip is the time since that last heartbeat was sent, less this delay. The peer's clock is taken as read in the
+middle of the round trip, so the error is at most half of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ddplaunch.core.messages import HeartbeatMessage
 
 MAX_UNANSWERED = 16  # own heartbeats that the peer has not answered yet
 MAX_DRIFT = 15e-6  # seconds per second that two clocks may diverge (NTP's PHI)
-MIN_CLOCK_DIFFERENCE_S = 0.1  # of two clocks, to convert times without a round trip
+MIN_CLOCK_DIFFERENCE_S = 0.1  # where no round trip was measured, smaller differences are ignored
 MAX_REPLY_AGE_S = 3600.0  # a received heartbeat is not answered later than this
 
 
 class ClockOffset(Struct, frozen=True):
-    """Seconds that a peer's clock is ahead of the local one, and the largest error of that."""
+    """How many seconds a peer's clock is ahead of the local one, and the largest possible error."""
 
     offset_s: float
     error_s: float
@@ -33,7 +33,7 @@ UNKNOWN = ClockOffset(0.0, math.inf)
 
 
 class _Sample(Struct, frozen=True):
-    """The clock offset from one heartbeat and its reply; its error grows with time, so that a newer one replaces it."""
+    """The clock offset from one heartbeat and its reply; its error grows with time, so that a newer sample wins."""
 
     ahead: float
     error: float  # at ``taken``
@@ -69,7 +69,7 @@ def read_clocks() -> ClockReading:
 
 
 class PeerClock:
-    """The clock offset of one peer, from the heartbeats in both directions; without ``now`` it reads the clocks."""
+    """The clock offset of one peer, from heartbeats in both directions. Methods without ``now`` read the clocks."""
 
     def __init__(self) -> None:
         self._sent: dict[float, float] = {}  # monotonic time of own heartbeats, by the wall-clock time in them

@@ -15,9 +15,9 @@ class Now(NamedTuple):
     """The time of an event, on both clocks; state machines get it with the event and read no clock."""
 
     mono: float
-    """Monotonic: deadlines and durations."""
+    """Monotonic seconds, for deadlines and durations."""
     wall: float
-    """Since 1970: what is compared with moments of other nodes."""
+    """Seconds since 1970, to compare with times of other nodes."""
 
 
 class Deadline(Struct, frozen=True):
@@ -25,7 +25,7 @@ class Deadline(Struct, frozen=True):
 
 
 class Deadlines(Generic[K]):
-    """The deadlines of a state machine: monotonic times by key; a key is a frozen value, what is due."""
+    """The deadlines of a state machine: monotonic times by key. A key is a frozen value that says what is due."""
 
     def __init__(self) -> None:
         self._at: dict[K, float] = {}

@@ -41,10 +41,10 @@ from ddplaunch.system.plan.plan import Plan
 
 
 class StoredEvent(Struct, frozen=True):
-    """Base class of stored events: ``event_name`` is their name in the file, as it is for messages that are events."""
+    """Base class of stored events. ``event_name`` gives their names in the file, and those of messages stored there."""
 
     in_history: ClassVar[bool] = True
-    """Whether the history has it, too; events.jsonl has all."""
+    """Whether the history has the event, too; events.jsonl has all events."""
 
 
 class AttemptPlanned(Struct, frozen=True):
@@ -171,7 +171,7 @@ class JobPreempted(StoredEvent, frozen=True):
 
 
 class AttemptSwept(StoredEvent, frozen=True):
-    """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
+    """The attempt's leftover processes (``found``) were killed, except those that cannot be killed (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
@@ -184,7 +184,7 @@ class NoteAdded(StoredEvent, frozen=True):
 
 
 class FirstCollective(StoredEvent, frozen=True):
-    """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
+    """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last rank did."""
 
     moment: Timestamp
 
@@ -194,7 +194,7 @@ class StallEnded(StoredEvent, frozen=True):
 
 
 class CheckpointFound(StoredEvent, frozen=True):
-    """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
+    """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, with its time; None: none."""
 
     path: Path | None
     moment: Timestamp | None
@@ -238,11 +238,11 @@ def find_event_type(name: str) -> type[Any]:
 
 
 _FIELD_NAMES = {"verdict": "failure"}
-"""Fields of events, and their names in the file; older records have the first."""
+"""The fields whose name in the file differs, with that name; older records have the field's own name."""
 
 
 def fields_of_event(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stored event, with the names of older records replaced by the current ones."""
+    """Return what the file has of an event, by the names of the event's fields (``_FIELD_NAMES``)."""
     return {**stored, **{name: stored[other] for name, other in _FIELD_NAMES.items() if other in stored}}
 
 
@@ -253,7 +253,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """All observers of a job; one added later gets the events that follow, one that raises gets no more."""
+    """All observers of a job. An observer that is added later gets later events only; one that raises gets no more."""
 
     def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
         """``report`` gets a message with the traceback for each observer that raises."""
@@ -267,7 +267,7 @@ class Observers:
         self._all.append(Isolation(type(observer).__name__, self._report).guard(observer.observe))
 
     def emit(self, event: Event) -> None:
-        """Deliver an event to all observers; one that an observer emits is delivered after it, in the same call."""
+        """Deliver an event to all observers, and then, in the same call, the events that observers emit meanwhile."""
         self._queue.append(event)
         if len(self._queue) > 1:
             return

@@ -51,14 +51,14 @@ PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 # By these rules the first cause of an attempt is chosen:
 # - A failure is secondary if its message is one of torch.distributed's about a peer that is gone or late, and it came
 #   from there: its innermost frame is in torch (autograd's in a backward pass of DDP), or its class or the place in
-#   torch's source is in the message. So an upload's ConnectionResetError is not, nor that of a database.
-# - So is that of a rank whose first rank on the node has failed in runtime.local_first.
+#   torch's source is in the message. So a ConnectionResetError of an upload or a database is not secondary.
+# - A failure in runtime.local_first is secondary if the first rank of the node, which others wait for, failed there.
 # - An error of this machine's network (a port in use) is not secondary, whatever its class.
 # - The first cause is the earliest failure that is not secondary. The machine waits a little for it
 #   (SECONDARY_FAILURE_DELAY_S), because the rank that fails closes its connections before its end is noticed.
-# - If all are secondary, timeouts come first: such a rank has closed the others' connections by failing.
-# - Only then another rank may be blamed (observe): one that ranks waited for. For a lost connection a peer
-#   must have failed or left before, since otherwise no rank waited: the connection itself broke.
+# - If all are secondary, timeouts come first: a rank that timed out has closed the others' connections by failing.
+# - Only if all are secondary, ``JobSide.blame`` may name another rank, which ranks waited for. For a lost connection a
+#   peer must have failed or left before, since otherwise no rank waited: the connection itself broke.
 # - The lowest rank is named among equal failures.
 
 _SECONDARY_ERROR = (
@@ -258,7 +258,7 @@ def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFail
 def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: int) -> FailureReport:
     """Find the first cause: the earliest failure that is not a secondary one.
 
-    If all are secondary, a timeout comes before lost connections: that rank closed them by failing.
+    If all are secondary, a timeout comes before lost connections: the rank that timed out closed them by failing.
     """
 
     def order(failure: RankFailure) -> tuple[bool, bool, float]:
@@ -275,8 +275,8 @@ def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: 
 def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
     """Format the note on a failure while other ranks have up to ``grace`` seconds to stop, on these ``nodes``.
 
-    ``nodes`` is empty in a job of one. Only the beginning of the headline: the rank has printed its exception, and the
-    report at the end has it in full.
+    ``nodes`` is empty in a job of one node. The note has only the beginning of the headline: the rank has printed its
+    exception, and the report at the end has it in full.
     """
     wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
     return f"{headline.partition(': ')[0]}; {wait}"

@@ -1,4 +1,4 @@
-"""What a feature is, and the registry of all features. The core and the command line know no feature by its name.
+"""What a feature is, and what it may add. The core and the command line know no feature by its name.
 
 A feature is a folder in ``features/`` and a line in ``features/__init__.py``. Its ``feature.py`` defines ``FEATURE``:
 an instance of a subclass of ``Feature``, which describes what it adds to ddplaunch. Every ``feature.py`` is imported
@@ -62,9 +62,9 @@ class RankSide(NamedTuple):
     """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
 
     The file has a class ``Side``, which is made with the ``RankRunner`` and ``settings`` as keyword arguments, and has
-    any of the methods ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then
-    stays as long as that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded
-    by path, without a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    any of the methods ``begin`` (before the program), ``failed`` (with the exception that has ended the program; the
+    rank lives on until it returns), ``done`` (the program has succeeded) and ``leave`` (before the interpreter's end).
+    The file is loaded by path, without a name in ``sys.modules``; the rules of ``core/rank/rank_runner.py`` apply.
     """
 
     file: str  # below the package, without suffix, in a folder "rank"; of a plug-in: the absolute path
@@ -78,7 +78,7 @@ class SchedulerEntry(NamedTuple):
     title: str
     module: str  # in the feature's folder
     kind: str
-    command: str | None = None  # the module there of its own command ``submit``, for a job that is no batch script
+    command: str | None = None  # the module in that folder with its own ``submit``, for jobs without a script
     may_find: Callable[[], bool] | None = None  # whether its class can find jobs that are not on record; cheap
 
 
@@ -97,7 +97,7 @@ class NodeSide:
     def on_check(self, request: CheckRequest) -> bool:
         """Check this node before an attempt; return whether the side replies: ``CheckPassed`` or ``NodeStartError``.
 
-        If no side does, as where it could not be made or has raised, the core replies that the check has passed.
+        If no side replies, for example because it has raised, the core replies that the check has passed.
         """
         return False
 
@@ -105,7 +105,7 @@ class NodeSide:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
-        """Return the feature's part in the process of a Python rank, just before the rank starts; None without one."""
+        """Return the feature's part in the process of a Python rank, just before the rank starts; None: no part."""
         return None
 
     def complete_job(self, job: RankJob) -> None:
@@ -131,18 +131,19 @@ class NodeSide:
     def on_crash(self, rank: int) -> bool:
         """Called when native code has failed in a rank, which waits in the handler of the fatal signal.
 
-        Return whether the side lets it go on, soon: ``NodeRanks.release_crashed``. If no side does, the core does it.
+        Return whether the side will soon let the rank go on, by ``NodeRanks.release_crashed``. If no side does, the
+        core does.
         """
         return False
 
     def on_resume(self) -> None:
-        """Called when the job continues after Ctrl-Z, and when a rank begins or ends to wait for a user."""
+        """Called when the job continues after Ctrl-Z, and when a rank begins or stops waiting for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one soon after stops the job."""
 
     def on_signal_after_end(self) -> bool:
-        """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.
+        """Called for a signal to the launcher after ``JobEnded``; return whether the signal ends a wait of the side.
 
         If no side returns True, the launcher soon waits for nothing more.
         """
@@ -168,7 +169,7 @@ class FeatureContext(Struct, frozen=True):
     tree: ProcessTree
     screen: Screen
     log: RunLog
-    loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone: then its ``on_error`` is called
+    loop: IsolatedLoop  # an exception in a callback ends only this side: then ``loop.on_error`` is called
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
 
     def find(self, kind: type[S]) -> S | None:
@@ -211,17 +212,17 @@ class JobSide:
     """
 
     def on_message(self, node: int, message: FromNode) -> None:
-        """Called with a node's messages about the running attempt, once the core has handled them; at any time with a
-        ``FeatureMessage``.
+        """Called with a node's messages about the running attempt, once the core has handled them.
 
-        Raises ProtocolError if the node cannot have sent this; then the node counts as lost.
+        A ``FeatureMessage`` may come at any time. Raises ProtocolError if the node cannot have sent the message; then
+        the node counts as lost.
         """
 
     def on_deadline(self, name: str) -> None:
         """Called when a deadline is due that the side has set: ``JobContext.set_deadline``."""
 
     def before_start(self, attempt: int) -> CheckRequest | None:
-        """Return what to send to every node before the attempt, which waits for the replies; None for nothing."""
+        """Return a request to send to every node before the attempt, which waits for the replies; None for none."""
         return None
 
     def holds_end(self) -> bool:
@@ -231,12 +232,12 @@ class JobSide:
     def holds_stop(self, signal: int) -> bool:
         """Return whether a job goes on although all ranks were stopped, until ``JobContext.allow_end``.
 
-        ``signal``: what they got. Not called after a second request to stop.
+        ``signal``: the signal that the ranks got. Not called after a second request to stop.
         """
         return False
 
     def may_explain(self, failure: RankFailure) -> bool:
-        """Return whether a rank may have failed because another program of the job has ended, which is known soon."""
+        """Return whether the end of another program, which is reported soon, may have made this rank fail."""
         return False
 
     def on_node_lost(self, node: int, text: str) -> None:
@@ -246,9 +247,9 @@ class JobSide:
         """Called when an attempt begins, before the nodes start its ranks."""
 
     def before_stop(self, attempt: JobAttempt) -> RpcCall | None:
-        """Return a request to the nodes that precedes the stop of the ranks; None for none.
+        """Return a request to send to all nodes before the ranks are stopped; None for none.
 
-        It may be called again before the ranks are stopped. The first request of an attempt is sent, no other.
+        It may be called again before the ranks are stopped. Only the first request of an attempt is sent.
         """
         return None
 
@@ -256,11 +257,11 @@ class JobSide:
         """Called with the merged reply to the request of ``before_stop``; then the ranks are stopped."""
 
     def blame(self, report: FailureReport, failures: Sequence[RankFailure]) -> FailureReport:
-        """Return the report of ranks that failed only because of another rank, with what is known of that rank."""
+        """Add to the report which rank caused the failures, if known: all reported ranks failed because of another."""
         return report
 
     def remark(self, *, time_limit: bool) -> str | None:
-        """Return what to add to the result of a job that was stopped: by a time limit, else by a signal."""
+        """Return a remark for the result of a stopped job; ``time_limit``: a time limit stopped it, else a signal."""
         return None
 
     def on_job_end(self, result: JobResult) -> None:
@@ -270,14 +271,14 @@ class JobSide:
 class JobContext(ABC):
     """What the job side of a feature may use of the job, in its hooks and in the handlers of replies.
 
-    What it requests is done after that: a feature never runs within a decision of the job.
+    What a hook requests is done after the hook has returned: a feature never runs within a decision of the job.
     """
 
     config: JobConfig
     options: Options  # of node 0
     run_id: str
-    nodes: NodeTable  # to read
-    limits: TimeLimits  # to read
+    nodes: NodeTable  # read only
+    limits: TimeLimits  # read only
 
     @property
     @abstractmethod
@@ -350,7 +351,7 @@ class Feature:
         return words
 
     def adjust_spec(self, options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
-        """Return the planner's input with what this feature leaves to the ranks of this machine. Raises UsageError.
+        """Return the planner's input with the devices that this feature leaves to the ranks here. Raises UsageError.
 
         ``is_remote``: the ranks run elsewhere.
         """

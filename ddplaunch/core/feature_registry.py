@@ -30,7 +30,7 @@ class FeatureRegistry:
     """The features in the order of the list, then the plug-ins; a feature that requires a missing one is left out."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """``modules``: by the name of each feature, its module, or its package with a module ``feature``."""
+        """``modules``: for each feature's name, its module, or its package, which has a module ``feature``."""
         self._features: dict[str, Feature] = {}
         self._packages: dict[str, str] = {}  # by feature: its package and a dot
         self.plugins: list[str] = []
@@ -134,7 +134,7 @@ class FeatureRegistry:
 def load_features() -> FeatureRegistry:
     """Import the features that ``features/__init__.py`` lists, and then those of installed packages.
 
-    That package is not imported by a statement, as it is above the core.
+    No import statement names ``ddplaunch.features``, as that package is above the core.
     """
     listed = import_module("ddplaunch.features")
     registry = FeatureRegistry({**listed.OBSERVE, **{name: f"ddplaunch.features.{name}" for name in listed.FEATURES}})

@@ -45,7 +45,7 @@ class Isolation:
 class IsolatedLoop(Isolation, EventLoop):
     """An event loop for one optional feature.
 
-    The first exception in one of its callbacks is reported with its traceback; the others are not called any more.
+    The first exception in one of its callbacks is reported with its traceback; then no callback is called any more.
     """
 
     def __init__(self, loop: EventLoop, feature: str, report: Callable[[str], object]) -> None:
@@ -83,7 +83,7 @@ class IsolatedLoop(Isolation, EventLoop):
 def not_isolated(call_soon: Callable[[Callback], object], function: Callable[[R], object]) -> Callable[[R], None]:
     """Wrap a function of the core that features call: its exception is raised by the loop, so that it ends the job.
 
-    Else it would only disable the feature, and the job would wait for what the core has not done.
+    Otherwise the exception would only disable the feature, and the job would wait for what the core has not done.
     """
 
     def call(argument: R) -> None:

@@ -2,10 +2,10 @@
 
 - A machine reads no clock, file, socket or process, starts no timer, and nothing calls it back. Its owner feeds events,
   executes the commands in their order, and feeds ``DeadlineDue`` at the moment of ``wake_at``.
-- A table drives its phase: which steps are possible in each, and where each leads. No other code sets a phase. A step
-  that the table does not have is a bug of the machine: ``InvalidStep``.
-- Whatever a machine raises carries its latest events, which the report of a bug shows. They have numbers and names of
-  types alone: a text may be secret. A ``ProtocolError`` is the fault of a peer, and has none.
+- A table drives its phase: which steps are possible in a phase, and where each step leads. No other code sets a phase.
+  A step that the table does not have is a bug of the machine: ``InvalidStep``.
+- Whatever a machine raises carries its latest events, which the report of a bug shows. They contain only numbers
+  and names of types: a text may be secret. A ``ProtocolError`` is the fault of a peer, and carries no events.
 
 The rules of each machine, in plain words, are the first page of its file.
 """
@@ -39,7 +39,7 @@ class MachineEvent(Struct, frozen=True):
     """Base class of the input of a state machine. (``core/events.py`` has the events for observers and logs.)"""
 
     is_recorded: ClassVar[bool] = True
-    """Whether the latest events of a machine, in the report of a bug, have it too."""
+    """Whether the report of a bug lists this event among the latest ones of the machine."""
 
 
 class MessageReceived(MachineEvent, frozen=True):
@@ -52,7 +52,7 @@ class MessageReceived(MachineEvent, frozen=True):
 class DeadlineDue(MachineEvent, frozen=True):
     """The time of ``Machine.wake_at`` has come: a deadline is due."""
 
-    is_recorded = False  # the deadlines are
+    is_recorded = False  # the deadlines that are due are recorded instead
 
 
 class Command(Struct, frozen=True):

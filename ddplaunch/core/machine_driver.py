@@ -1,4 +1,4 @@
-"""Runs a machine of the core that has no commands with replies: ``core/machine.py``."""
+"""Runs a state machine (``core/machine.py``) whose commands need no reply before the next event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MachineDriver:
         self._timer = WakeTimer(loop, lambda: self.post(DeadlineDue()))
 
     def post(self, event: MachineEvent) -> None:
-        """Handle an event, and what follows from it; one that comes meanwhile is handled after it.
+        """Handle an event, and what follows from it; an event that comes meanwhile is handled after it.
 
         Raises what the machine raises: ProtocolError for an event that a peer cannot have caused.
         """

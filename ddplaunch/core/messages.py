@@ -290,7 +290,7 @@ class NoteMessage(FromNodeZero, frozen=True):
 class JobStalled(FromNodeZero, frozen=True):
     """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
-    "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
+    It is "" if the attempt is stopped for the stall, if a rank waits for a user, or if this stall was printed before.
     """
 
     since: Timestamp
@@ -323,7 +323,7 @@ class ProgressResumed(AttemptMessage, FromNode, FromNodeZero, frozen=True):
 
 
 class RpcRequest(FromNode, FromNodeZero, frozen=True):
-    """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
+    """From node 0: a request about the receiver's ranks. To node 0: about all ranks. Replies have its ``serial``."""
 
     serial: Count
     kind: Name  # the name of the kind, which declares the types of the payloads
@@ -346,7 +346,7 @@ class ForwardSignal(FromNode, FromNodeZero, frozen=True):
     """From a node: its launcher got a signal for the ranks. From node 0: forward it to ranks with a handler."""
 
     number: Signal
-    sent_to_group: bool = False  # the ranks there got it too, so expect that on each node
+    sent_to_group: bool = False  # the ranks of the sender's node got it too; those of each node may have
 
     def __post_init__(self) -> None:
         if self.number not in FORWARDED_SIGNALS:

@@ -99,7 +99,7 @@ RESTART_WORDS = ("any", "transient", "always")
 
 
 def parse_restart_on(option: Option, text: str) -> str:
-    """Check a list of causes of a restart: exit codes as a shell shows them, and one of ``RESTART_WORDS``."""
+    """Check a list of causes of a restart: exit codes as a shell shows them, or words of ``RESTART_WORDS``."""
     words = [word.strip().lstrip("0") or word for word in text.split(",")]
     for word in words:
         code = parse_int(word)
@@ -162,7 +162,7 @@ def split_command(text: str, option: str) -> list[str]:
 
 
 def find_program(text: str, option: str, *, is_remote: bool) -> tuple[tuple[str, ...], str]:
-    """Split a command line, and find the path of its program; ``is_remote``: it is on another machine, unchecked."""
+    """Split a command line, and find the path of its program; ``is_remote``: it is elsewhere, so not checked."""
     words = split_command(text, option)
     path = shutil.which(words[0])
     if path is None and not is_remote:

@@ -31,7 +31,7 @@ class Kind:
         raise NotImplementedError
 
     def to_local_clock(self, reply: Any, offset: ClockOffset, now: float) -> Any:
-        """Convert the times in another node's reply, which came ``now``, to node 0's clock."""
+        """Convert the times in another node's reply, which arrived at ``now``, to node 0's clock."""
         return reply
 
     def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int, now: float) -> Any:

@@ -1,7 +1,7 @@
 """Signals that launchers handle, and pass on to the ranks.
 
-A scheduler signals the launchers of all nodes, a user one of them. Ranks are in sessions of their own, so none of them
-gets it directly: the launcher of every node forwards it.
+A scheduler signals the launchers of all nodes, a user one of them. Ranks are in sessions of their own, so no rank
+gets the signal directly: the launcher of every node forwards it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The features of ddplaunch: a folder or a module each, above all layers, and the list of them.
+"""The list of the features of ddplaunch. Each feature is a folder or a module, above all layers.
 
 A folder holds all sides of its feature: what it adds to ddplaunch (``feature.py``), its options (``options.py``) and
 command (``command.py``), its part in the launcher (``node.py``), on node 0 (``job.py``) and in the user's processes
@@ -36,4 +36,4 @@ FEATURES = (
 """Modules, or folders with a ``feature.py``, in order: a feature follows those that it requires."""
 
 OBSERVE = {"inspect": "ddplaunch.observe.feature", "samples": "ddplaunch.observe.samples.feature"}
-"""What the layer ``observe`` adds to ddplaunch in the same way. Features use it, so it cannot be taken away."""
+"""What the layer ``observe`` adds to ddplaunch in the same way. Features use it, so it cannot be deleted."""

@@ -10,7 +10,7 @@ TAIL_BYTES = 4 * MAX_LINE_CHARS  # of an output, in which its last line is
 
 
 def last_output_line(printed: bytes) -> str:
-    """Return the last line of an output that is not blank; of a progress bar its last state."""
+    """Return the last line of an output that is not blank; for a progress bar, its latest state."""
     lines = printed[-TAIL_BYTES:].decode(errors="replace").replace("\r", "\n").split("\n")
     return sanitize_line(next((line for line in reversed(lines) if line.strip()), ""), MAX_LINE_CHARS)
 

@@ -25,7 +25,7 @@ class JobInspection(TaggedMessage, frozen=True):
 def make_job_inspection(job: ServedJob, inspection: Inspection, *, lines: bool) -> JobInspection:
     """Build the reply with an inspection and the job's status; ``lines``: with each rank's last output line.
 
-    Nodes answer only once there are ranks. Before, the programs of this node are known alone.
+    Nodes answer only once there are ranks. Before that, only the programs of this node are known.
     """
     status = job.status()
     if status.programs and not inspection.programs:

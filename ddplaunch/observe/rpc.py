@@ -29,7 +29,7 @@ class InspectKind(Kind):
     def to_local_clock(self, reply: Inspection, offset: ClockOffset, now: float) -> Inspection:
         """Convert the times at which ranks ended and entered collectives from another node's clock to the local clock.
 
-        It goes by the moment of the reply: the offset may not be known yet.
+        The moment of the reply is used, not ``offset``, which may not be known yet.
         """
 
         def convert(moment: float) -> float:
@@ -49,7 +49,7 @@ class InspectKind(Kind):
         return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only, programs=programs)
 
     def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
-        """Return the inspection with its slow ranks; if it has many ranks, other nodes get one stack of each."""
+        """Return the inspection with its slow ranks; in a large job, other nodes than node 0 get one stack per rank."""
         if any(rank.arrivals for rank in reply.ranks):
             nodes = {each.rank: number for number, part in replies.items() for each in part.ranks}
             reply = add_slow_ranks(reply, nodes, clock_of)

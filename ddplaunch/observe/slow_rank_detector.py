@@ -28,7 +28,7 @@ class SlowRankDetector:
         self._room_left = MAX_ARRIVALS
 
     def add_arrivals(self, node: int, own: range, arrivals: Sequence[CollectiveArrivals], offset: ClockOffset) -> None:
-        """Add the arrivals of a node's ranks ``own``; ProtocolError for arrivals of other ranks, or a second time."""
+        """Add the arrivals of a node's ranks ``own``; ProtocolError if they are of other ranks, or came before."""
         ranks = {each.rank for each in arrivals}
         if any(rank not in own for rank in ranks) or ranks & self._clocks.keys():
             raise ProtocolError("collectives of ranks that are not its own, or again")
@@ -47,7 +47,7 @@ class SlowRankDetector:
 def add_slow_ranks(
     inspection: Inspection, nodes: Mapping[int, int], clock_of: Callable[[int], ClockOffset]
 ) -> Inspection:
-    """Replace the arrival times in an inspection by which ranks are slow; ``nodes``: the node of each rank."""
+    """Replace the arrival times in an inspection by each rank's lateness and sentences; ``nodes``: each rank's node."""
     offsets = {node: clock_of(node) for node in set(nodes.values())}
     clocks = {rank: RankClock(node, offsets[node].offset_s, offsets[node].error_s) for rank, node in nodes.items()}
     groups = measure_lateness([each for rank in inspection.ranks for each in rank.arrivals], clocks)

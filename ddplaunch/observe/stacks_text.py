@@ -1,4 +1,4 @@
-"""Renders ``ddplaunch stacks``: which ranks wait for which, then the stack of each group of equal ranks."""
+"""Renders ``ddplaunch stacks``: which ranks wait for which, then the stack of each group of ranks with equal stacks."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _informative_threads(rank: RankInspection) -> list[Thread]:
 
 
 def _stack(thread: Thread) -> Iterator[str]:
-    """Yield the lines of a stack, the innermost call first; of consecutive library frames only the innermost one."""
+    """Yield the lines of a stack, the innermost call first; of library frames, only the innermost one is shown."""
     left = MAX_USER_FRAMES
     for is_own, run in groupby(thread.frames, key=lambda frame: frame.own):
         frames = list(run)

@@ -8,5 +8,5 @@ _KEPT = ("GIT_CONFIG", "GIT_SSH", "GIT_ASKPASS")  # prefixes: git's configuratio
 
 
 def git_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that a hook of git sets: they name a repository and its index."""
+    """Return the environment without the variables that git sets for hooks: they name a repository and its index."""
     return {name: value for name, value in environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}

@@ -1,4 +1,4 @@
-"""Names of runs: --name or the name of the target, and a number that this user has not used for it on this machine.
+"""Names of runs: --name or the target's name, and a number that this user has not used with it on this machine.
 
 The last number of each name is in a small file next to the history of runs, so a name is not used again when its run is
 removed from there. Without a home, or if other launchers hold the file too long, the name is the time with random

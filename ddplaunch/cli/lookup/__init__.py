@@ -2,7 +2,7 @@
 
 1. a job that was started here on other hosts, unless a run of this machine matches too: the command runs on the first
    of them (``job_command``, by ``remote_jobs``);
-2. a job of a batch scheduler: the command runs on its node 0, or is about the job, also if that waits or has ended
+2. a job of a batch scheduler: the command runs on its node 0, or is about the job, even if the job waits or has ended
    (``batch_jobs``; ``job_arrays`` and ``queued_jobs`` query the state of several);
 3. a run of this machine (``run_index``): the newest with this run id; the one with this name, or whose launcher has
    this PID; the only one whose name begins with the word, else contains it; the newest of the batch job with this id.

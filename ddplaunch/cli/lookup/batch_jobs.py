@@ -63,7 +63,7 @@ def find_batch_job(word: str | None) -> SubmittedJob | None:
         return None
     index = parse_array_index(job, word)
     if index == "":
-        return job  # the last index of an array of Slurm has the array's number, but is not all of it
+        return job  # the last job of a Slurm array has the array's number, but is not the whole array
     if index is not None and job.array and index not in array_indices(job.array):
         what = f"job {job.number} has no index {sanitize_line(index, 60)}: it is an array of --array {job.array}"
         raise UsageError(what, f"ddplaunch report {job.number} lists its indices")
@@ -87,7 +87,7 @@ def _has_slurm() -> bool:
 def _find_slurm_job(word: str) -> SubmittedJob | None:
     """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``.
 
-    An array also if all of it has ended: its last index has its number, and that one's run is not all of it.
+    Return an array even if all its jobs have ended: its last job has its number, but is not the whole array.
     """
     number, _, index = word.partition("_")
     if not (number.isdecimal() and index.isdecimal() >= bool(index)) or (slurm := find_slurm()) is None:
@@ -110,12 +110,12 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
     found = unknown if array else next((job for job in list_script_jobs() if job.number == of), unknown)
-    # It has earlier runs too.
+    # ``moment`` is 0, so that earlier runs of the job are found too.
     return replace(found, name=word, log="" if array else state.log_path or "", errors=state.stderr_path, moment=0.0)
 
 
 def find_unsubmitted_job(word: str) -> SubmittedJob | None:
-    """Return a job with this name from a scheduler; None if the name of a run on this machine contains the word."""
+    """Find a job that is not on record, by its name; None if the name of a run on this machine contains the word."""
     finders = [name for name, may_find in scheduler_registry.JOB_FINDERS.items() if may_find()]
     if not finders:
         return None
@@ -191,7 +191,7 @@ def not_responding_error(which: JobId, scheduler: Scheduler) -> SchedulerNotResp
 def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = None) -> BatchJobState:
     """Return the state of a job: the stored one if it has ended for good, else the scheduler's; store how it ended.
 
-    ``scheduler`` saves making one for each of several queries.
+    ``scheduler``: pass it to make it only once for several queries.
     Raises LaunchError if the scheduler does not answer, or neither it nor the record knows how the job ended.
     """
     scheduler = scheduler or get_scheduler(job)
@@ -219,7 +219,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
 def find_final_state(shares: Sequence[RunRecord]) -> BatchJobState | None:
     """Return the final state of a run's batch job from its scheduler, if the records still show the run as running.
 
-    None if the job still runs, or no scheduler is known to have it. A job that waits to start again has ended too.
+    None if the job still runs, or no scheduler is known to have it. A job that waits to start again counts as ended.
     Raises SchedulerNotResponding if its scheduler does not answer.
     """
     word = shares[0].job if shares else None
@@ -280,7 +280,7 @@ def nothing_kept_error(which: JobId, seen: BatchJobState) -> LaunchError:
 
 
 def find_recorded_run(job: SubmittedJob, state: BatchJobState) -> str | None:
-    """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
+    """Return the name of a job's latest run in this machine's history; nodes with the same home write there too."""
     prefix = job.run_id or f"{state.number}."
     return next((name for name in history_store.list_runs() if _has_prefix(prefix, name)), None)
 

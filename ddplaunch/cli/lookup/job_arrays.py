@@ -52,7 +52,7 @@ def summarize_array(
 
 
 def query_array(job: SubmittedJob) -> tuple[str, int | None, dict[str, BatchJobState]]:
-    """Query the scheduler about an array that has not ended; return what ``summarize_array`` does.
+    """Query the scheduler about an array that has not ended; return the result of ``summarize_array``.
 
     Raises SchedulerNotResponding if it does not answer, and JobForgotten.
     """

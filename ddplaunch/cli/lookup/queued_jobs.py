@@ -40,7 +40,7 @@ class QueuedJob(Struct, frozen=True):
 def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
     """List the jobs that wait or run, and recently ended ones; ``everything``: all on record.
 
-    None within a batch job, where this command runs to report what runs there.
+    Returns no job within a batch job: there this command runs to report the runs of that job.
     """
     if os.environ.get(JOB_ID):
         return []
@@ -66,7 +66,7 @@ def list_ended(jobs: Sequence[SubmittedJob], now: float) -> list[SubmittedJob]:
 
 
 def _list_script_jobs(deadline: Deadline) -> list[QueuedJob]:
-    """List the jobs of Slurm with launchers that were not submitted by ddplaunch and have not ended."""
+    """List the Slurm jobs that have launchers, were not submitted by ddplaunch and have not ended."""
     if not (jobs := list_script_jobs()) or (slurm := find_slurm()) is None:
         return []
     answers = None if slurm.why_unavailable() else slurm.query([_job_id(job) for job in jobs], deadline.left)
@@ -81,7 +81,7 @@ def _job_id(job: SubmittedJob) -> JobId:
 def _query_states(
     jobs: Sequence[SubmittedJob], deadline: Deadline, now: float
 ) -> Mapping[tuple[str, JobId], QueuedJob]:
-    """Query the schedulers about those of these jobs that are not known to have ended, each about all at once."""
+    """Query the schedulers about the jobs that are not known to have ended; each once, about all of its jobs."""
     states = dict[tuple[str, JobId], QueuedJob]()
     left = [job for job in jobs if job.code is None]
     for name in dict.fromkeys(job.scheduler for job in left):
@@ -118,7 +118,7 @@ def _to_queued_job(job: SubmittedJob, records: Sequence[BatchJobState], now: flo
 
 
 def _with_ranks(jobs: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJob]:
-    """Query node 0 of all running jobs of Slurm at once for world size and collectives per second."""
+    """Query node 0 of running jobs, all at the same time, for world size and collectives per second."""
     replies: dict[str, tuple[int | None, float | None]] = {}
 
     def query_node(job: SubmittedJob, seen: BatchJobState) -> None:

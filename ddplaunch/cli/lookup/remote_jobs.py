@@ -33,7 +33,7 @@ class RemoteJob(Struct, frozen=True):
 
     @property
     def is_running(self) -> bool:
-        """Whether the command that started it still runs, as far as this machine knows."""
+        """Whether the command that started the job still runs, as far as this machine knows."""
         is_remote = self.host != host_name()
         return self.ended is None and (is_remote or start_ticks(self.pid) == self.ticks)
 
@@ -94,7 +94,7 @@ class RunLocator:
         return []
 
     def update_remote_jobs(self, jobs: Sequence[RemoteJob]) -> list[RemoteJob]:
-        """Return the jobs; those of this feature with their states as queried from their hosts, if necessary."""
+        """Return the jobs, those of this feature with their current states, queried from their hosts if necessary."""
         return [*jobs]
 
     def remove_leftovers(self, started_before: float, *, dry_run: bool) -> Iterator[str]:
@@ -109,7 +109,7 @@ class RunLocator:
 
 
 def list_remote_jobs() -> list[RemoteJob]:
-    """List the jobs without a launcher on this machine nor, when they have ended, a run record here; latest first."""
+    """List the jobs without a launcher on this machine, ended ones only without a run record here; latest first."""
     jobs = [job for locator in _locators() for job in locator.list_remote_jobs()]
     known = index_runs().jobs if jobs else {}
     here = {job.run_id for job in known.values() if job}
@@ -132,7 +132,7 @@ def remove_leftovers(started_before: float, *, dry_run: bool) -> Iterator[str]:
 def find_remote_job(word: str | None) -> RemoteJob | None:
     """Find the job on other hosts with this name, beginning of a name, or PID; ``word`` None: the only one.
 
-    None if none or several match, or a run of this machine.
+    Returns None if no job or several match, or if a run of this machine matches.
     """
     jobs = list_remote_jobs()
     if word is None:
@@ -154,8 +154,8 @@ def _locators() -> Iterator[RunLocator]:
 
 
 def find_host_connector(needed_by: str) -> HostConnector:
-    """Return how to run commands on other hosts.
-    Raises UsageError if no feature connects to hosts; ``needed_by`` is what needs one, for the message.
+    """Return the object that builds commands for other hosts.
+    Raises UsageError if no feature connects to hosts; its message names what needs that: ``needed_by``.
     """
     connectors = (locator.host_connector() for locator in _locators())
     if connector := next(filter(None, connectors), None):

@@ -21,7 +21,7 @@ TARGET_TIMEOUT_S = 2.0  # for a launcher to say what it runs: it may be suspende
 
 
 class FoundRun(NamedTuple):
-    """A run: its control socket while it runs, its record in the history; at least one of them."""
+    """A run: its control socket while it runs, its record in the history; at least one of the two."""
 
     run: str
     running: RunningJob | None
@@ -56,7 +56,7 @@ class RunIndex:
         return {name: job for name, job in self.jobs.items() if job}
 
     def find_running(self, word: str | None) -> RunningJob:
-        """Find the running job that ``word`` names, see ``find_name``; None is the only one.
+        """Find the running job that ``word`` names, see ``find_name``; None names the only running job.
         Raises UsageError if no job, or several jobs match.
         """
         running = self.running
@@ -106,7 +106,7 @@ class RunIndex:
         return sorted(began, key=began.__getitem__, reverse=True)
 
     def _match(self, word: str, names: Iterable[str]) -> str | None:
-        """Return the run with this name or PID, else the only one whose name begins with it, else contains it.
+        """Return the run with this name or PID, else the only one whose name begins with the word, else contains it.
 
         A number must match a whole part between dashes, dots and underscores, but not the last of train-17: it may be
         the id of a batch job that is no longer known, and no other run may be stopped in its place. So train-1 does
@@ -187,7 +187,7 @@ def has_other_number(name: str, word: str) -> bool:
 def _find_run_of_job(word: str) -> str | None:
     """Return the newest run of the batch job with this id; None if there is none."""
     if not word[:1].isdecimal():
-        return None  # no scheduler has such an id, and all records take seconds to read
+        return None  # no scheduler has such an id, and reading all records takes seconds
     of_job = [each for each in history_store.read_all_heads() if each.job == word]
     return max(of_job, key=lambda each: each.began).run if of_job else None
 

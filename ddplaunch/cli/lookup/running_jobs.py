@@ -59,7 +59,7 @@ def find_record(job: RunningJob, names: Iterable[str] | None = None) -> RunRecor
 
 
 def _may_be_of(job: RunningJob, name: str) -> bool:
-    """Whether a recorded run may be the one of a job, whose control socket may have only the start of the run id."""
+    """Whether a recorded run may be the job's: the job's control socket may have only the start of the run id."""
     is_cut = len(job.run_id.encode()) > MAX_NAME_BYTES - 4  # within the last letter
     return name.startswith(job.run_id if is_cut else f"{job.run_id}.") or name == job.run_id
 

@@ -25,7 +25,7 @@ class ForeignOptions(Struct):
 
     given: dict[str, list[str]]  # by name; "" for a flag
     own: list[str]  # words that only ddplaunch knows
-    unknown: list[str]  # neither knows them, with what looks like their value
+    unknown: list[str]  # options that neither launcher knows, each with what looks like its value
     rest: list[str]  # the target and its arguments
     spellings: dict[str, str]  # of each name, as typed
 

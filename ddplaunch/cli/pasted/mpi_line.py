@@ -92,7 +92,7 @@ def _slots(hosts: Sequence[str], total: int | None, per_node: int | None) -> lis
 
 
 def _variables(given: ForeignOptions) -> list[tuple[str, str | None]]:
-    """Return the variables that mpirun passes on: their names, and their values unless taken from this shell."""
+    """Return the variables that mpirun passes on, with their values; None: the value is that of this shell."""
     variables: list[tuple[str, str | None]] = []
     for text in given.given.pop("-x", []):
         name, equals, value = text.partition("=")

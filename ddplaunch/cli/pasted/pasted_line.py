@@ -39,7 +39,7 @@ _OPTION_OWNERS = {
     **dict.fromkeys(("--num-gpus", "--num-accelerators", "--enable-each-rank-log"), "deepspeed"),
     **dict.fromkeys(("-np", "-H", "--npernode", "-npernode", "--map-by"), "mpirun"),
 }
-"""Options that only one launcher has: the whole line is read as one of it."""
+"""Options that only one launcher has: a line that begins with one is read as a line of that launcher."""
 
 _OF_THE_NODES = frozenset({"--nnodes", "--node-rank", "--master-addr", "--master-port", "--run-id"})
 """Options that the variables of a scheduler replace: ddplaunch reads them in each task of srun."""
@@ -176,7 +176,7 @@ def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
 def _translate_srun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     """Keep srun, which starts ddplaunch in each task: Slurm's variables say what torchrun was told about nodes."""
     end = next((at for at, word in enumerate(words[1:], 1) if _first_name(words[at:]) or word.endswith(".py")), None)
-    if end is None:  # srun's options are not known here, so neither where its program begins
+    if end is None:  # srun's options are not known here, so it is unknown where its program begins
         hint = "srun and its options come before ddplaunch run: name the script after ddplaunch run"
         raise UsageError("this is a command line of srun", hint)
     line = _translate_words(words[end:], own)

@@ -56,7 +56,7 @@ class TorchrunValue(NamedTuple):
 
 
 class TorchrunOptions:
-    """The options that have a value; collects those without effect in ``without_effect``, other notes in ``notes``."""
+    """The options that have a value; ``without_effect`` collects options without effect, ``notes`` all other notes."""
 
     def __init__(self, given: Mapping[str, TorchrunValue]) -> None:
         self._given = {name: each for name, each in given.items() if each.value}
@@ -75,7 +75,7 @@ class TorchrunOptions:
     def as_own_option(
         self, name: str, own_name: str = "", values: Mapping[str, str] = {}
     ) -> Iterator[TranslatedOption]:
-        """Translate to an option of ddplaunch, by default the same one; ``values`` maps values, "" is the default."""
+        """Translate to an option of ddplaunch, by default of the same name; ``values`` maps values, "" drops it."""
         value = self.value(name)
         if value := values.get(value, value):
             yield own_name or name, value, self.source(name)
@@ -136,7 +136,7 @@ def _check_near_miss(name: str, torchrun_options: Collection[str], options: Coll
 def read_pet_variables(
     environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], own_names: set[str]
 ) -> dict[str, TorchrunValue]:
-    """Return the options set by PET_* variables, except ``typed`` ones; ``own_names``: ddplaunch's that are typed."""
+    """Return the options set by PET_* variables, except ``typed`` ones; ``own_names``: typed options of ddplaunch."""
     if any(environ.get(name) for name in _IN_RANK_VARIABLES):
         return {}
     values = {

@@ -1,5 +1,5 @@
 """Runs one node's ranks: it executes what the node machine decides, and reports what happens.
 
-``runner`` executes the commands of ``core/node``; the rest are its parts: the zygote's client, process tree, channels,
-files. Each can be read alone, when it is the one that you change. Features take part as a ``NodeSide``.
+``runner`` executes the commands of ``core/node``. The other files are its parts: the zygote's client, process tree,
+channels, files. You can read each of them alone. Features take part as a ``NodeSide``.
 """

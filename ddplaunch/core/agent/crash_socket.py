@@ -1,7 +1,7 @@
 """The socket on which a rank's faulthandler writes its stacks when native code has failed.
 
 The socket has room for the first words only, so the process waits in its handler of the fatal signal until the
-launcher reads. Meanwhile its other threads answer an inspection: what a process knows of its collectives ends with it.
+launcher reads. Meanwhile the other threads of the process answer an inspection: later, nobody knows its collectives.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class CrashSocket:
     def __init__(self, loop: EventLoop, on_crash: Callable[[], None], on_output: Callable[[bytes], None]) -> None:
         """Open the socket; OSError: too many files are open.
 
-        ``on_crash`` is called once, when the process, or a child that it has forked, has begun to write. It waits until
-        ``release`` is called. ``on_output`` gets what is written.
+        ``on_crash`` is called once, when the process, or a child that it has forked, has begun to write. The writer
+        then waits until ``release`` is called. ``on_output`` gets what is written.
         """
         self._loop, self._on_crash, self._on_output = loop, on_crash, on_output
         self._socket, rank_socket = socket.socketpair()

@@ -21,7 +21,7 @@ from ddplaunch.system.target.signature import ArgumentValues
 from ddplaunch.system.target.target import TargetKind
 
 MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, Mapping[str, object]]]]
-"""Makes the parts of all features in the process of a rank: ``RankSide``."""
+"""Makes the ``RankSide`` of each feature that has one for this rank."""
 
 
 class NodeContext(Struct, frozen=True):

@@ -62,7 +62,7 @@ class NodeRanks:
         return self.attempt.is_stop_requested(rank)
 
     def rank_file_path(self, rank: int, kind: str) -> str | None:
-        """The file that a rank writes in this attempt: "json" its exception, "trace.json" its last collectives."""
+        """The path of a rank's file in this attempt; ``kind``: "json" (exception), "trace.json" (last collectives)."""
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.{kind}") if folder else None
 
@@ -110,7 +110,7 @@ class NodeRanks:
         self.processes[rank] = RankProcess(self.plan.rank_of(rank), pid, pidfd)
 
     def remove_process(self, rank: int, pid: int, code: int) -> None:
-        """Remove the process of a rank; not if it belongs to an earlier attempt, where it could not be killed."""
+        """Remove the process of a rank; ignore one of an earlier attempt, in which it could not be killed."""
         if rank not in self.processes or self.processes[rank].pid != pid:
             return
         process = self.processes.pop(rank)
@@ -123,18 +123,19 @@ class NodeRanks:
         return any(self._catches(rank, number) for rank in self.processes)
 
     def _catches(self, rank: int, number: int) -> bool:
-        """Whether a rank has a handler for this signal, not one of the zygote.
+        """Whether a rank has a handler of its own for this signal, not one inherited from the zygote.
 
-        A fork of the zygote blocks all signals until it has removed those, so this is read first.
+        A fork of the zygote blocks these signals until it has removed the zygote's handlers, so the blocked signals
+        are read first.
         """
         pid, channel = self.processes[rank].pid, self.channels.get(rank)
         has_begun = (channel is not None and channel.is_ready) or not proc_utils.blocks_forwarded_signals(pid)
         return has_begun and proc_utils.is_caught(pid, number)
 
     def forward_signal(self, number: int, *, only_handlers: bool, except_pids: Collection[int] = ()) -> set[int]:
-        """Send a signal to all ranks, or only to those with a handler; not a signal that the launcher uses itself.
+        """Send a signal to all ranks; ``only_handlers``: to ranks that handle it, unless the launcher uses it there.
 
-        Returns the pids of those that have got it.
+        Returns the pids of the ranks that have got it.
         """
         sent = set[int]()
         for rank, process in self.processes.items():
@@ -150,7 +151,7 @@ class NodeRanks:
         return sent
 
     def suspend(self) -> None:
-        """Stop and continue the ranks with the launcher (Ctrl-Z): they are in sessions of their own."""
+        """Suspend the ranks and then the launcher (Ctrl-Z); continue the ranks when the launcher continues."""
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in self.processes.values():
                 try:
@@ -163,7 +164,7 @@ class NodeRanks:
                 signal.signal(signal.SIGCONT, before)
 
     def forget_processes(self) -> None:
-        """Forget the processes of all ranks: the only ones left, if any, cannot be killed."""
+        """Forget the processes of all ranks. If any are left, they cannot be killed."""
         self.timers.cancel_all()
         for process in self.processes.values():
             if process.pidfd is not None:

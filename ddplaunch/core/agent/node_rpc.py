@@ -1,4 +1,4 @@
-"""Requests to all nodes, on one node: sends them to node 0, and answers those of node 0 for this node's ranks."""
+"""One node's part in requests to all nodes: sends its own to node 0, and answers node 0's about this node's ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
 
 
 class NodeRpc:
-    """All open requests that were sent on this node."""
+    """Sends this node's requests, keeps those that are open, and answers node 0's requests."""
 
     def __init__(self, loop: EventLoop, send: Callable[[FromNode], None], report: Callable[[str], object]) -> None:
-        """``send`` sends a control message; ``report`` gets bugs."""
+        """``send`` sends a control message to node 0; ``report`` gets a message on each bug."""
         self._loop, self._send, self._report = loop, send, report
         self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], object], Timer]] = {}  # by serial and kind
         self._serial = 0
@@ -29,7 +29,7 @@ class NodeRpc:
     def request(self, kind: str, payload: Any, timeout_s: float, on_reply: Callable[[RpcReply], None]) -> None:
         """Ask all nodes; ``on_reply`` gets each reply. The last one comes about ``timeout_s`` later at most.
 
-        If ``on_reply`` raises, that is reported, and it is not called again.
+        If ``on_reply`` raises, the exception is reported, and ``on_reply`` is not called again.
         """
         self._serial += 1
         late = RpcReply(self._serial, kind, silent_nodes=("node 0",))

@@ -56,7 +56,7 @@ class NodeSides:
         if (side := feature.make_node_side(context)) is not None:
             self._sides.append((context.loop, side))
             for hook, guarded in self._guarded.items():
-                if getattr(type(side), hook) is not getattr(NodeSide, hook):  # else it has no such part
+                if getattr(type(side), hook) is not getattr(NodeSide, hook):  # else the side does not override it
                     guarded.append(context.loop.guard(getattr(side, hook)))
 
     def find(self, kind: type[T]) -> T | None:
@@ -88,7 +88,7 @@ class NodeSides:
         return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
 
     def complete_job(self, job: RankJob) -> RankJob:
-        """Return the job of a rank with what the sides change in it."""
+        """Let each side change the job of a rank; return the job."""
         self._call("complete_job", job)
         return job
 
@@ -100,7 +100,7 @@ class NodeSides:
         return next(filter(None, self._call("explain_failure", failure, peak_bytes)), None)
 
     def find_exception(self, rank: int) -> tuple[str, str] | None:
-        """Return message and traceback of the first exception that a side knows of, and that will end this rank."""
+        """Return message and traceback of an exception that will end this rank, from the first side that knows one."""
         return next(filter(None, self._call("find_exception", rank)), None)
 
     def on_crash(self, rank: int) -> bool:
@@ -128,7 +128,7 @@ class NodeSides:
 
 
 def _call_at_end(loop: IsolatedLoop, function: Callable[[], object]) -> None:
-    """Call the last function of a side, even if the side has raised before; then a new exception is ignored."""
+    """Call ``close`` or ``finish`` of a side. If the side has raised before, ignore a new exception."""
     if not loop.failed:
         loop.call(function)
     else:

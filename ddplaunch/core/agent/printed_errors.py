@@ -30,8 +30,8 @@ _C_ERROR = (
 def add_abort_place(hint: str | None, printed: bytes, folder: str) -> str | None:
     """Add to a hint where the program was when native code has aborted it: "it was in all_reduce, step at train.py:9".
 
-    faulthandler has printed the stacks of all threads. The hint is returned if no stack is in torch.distributed. If it
-    begins with the collective already, as "it was in all_reduce #7", it gets the line.
+    faulthandler has printed the stacks of all threads. If no stack is in torch.distributed, the hint is returned
+    unchanged. If the hint names the collective already, as "it was in all_reduce #7", only the line is added.
     """
     begin = printed.rfind(b"Fatal Python error: ")
     stacks: list[list[Frame]] = [[]]
@@ -61,7 +61,7 @@ _RANK_PREFIX = r"(?m)^\[rank\d+\]: ?"
 def find_last_traceback(printed: bytes) -> tuple[str, str] | None:
     """Return message and traceback of the exception with which the output ends; None if it ends otherwise.
 
-    A rank could not record it: it has given up the right to write into the job's folder, or is not run by us.
+    Needed where a rank could not record it: the rank may not write into the job's folder, or is no Python program.
     """
     begin = printed.rfind(b"Traceback (most recent call last):")
     text = re.sub(_RANK_PREFIX, "", printed[begin:].decode(errors="replace")) if begin >= 0 else ""
@@ -83,7 +83,7 @@ def describe_thread_error(printed: bytes, folder: str) -> str | None:
 
 
 def find_abort_reason(printed: bytes) -> str | None:
-    """Return the sentence with which native code has ended the process; None if there is none."""
+    """Return the message that native code printed before it ended the process; None if there is none."""
     begin = printed.rfind(b"terminate called")
     text = printed[begin if begin >= 0 else -_MAX_SEARCHED_BYTES :].decode(errors="replace")
     if begin >= 0 and (found := re.search(_WHAT, text)):

@@ -31,14 +31,14 @@ STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the pr
 
 
 def signals_to_block(preempt_signal: int | None) -> list[int]:
-    """Return the preemption signal, unless SIGTERM or SIGHUP: the scheduler may send it to any process of the job."""
+    """Return the preemption signal, unless it is SIGTERM or SIGHUP: any process of the job may get it."""
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
 def make_zygote_start(
     settings: ZygoteSettings, environ: Mapping[str, str], plan: Plan, remove: Sequence[str] = ()
 ) -> ZygoteStart:
-    """Return how the zygotes of a plan are started; ``environ``: the launcher's variables for its descendants."""
+    """Return config and environment of a plan's zygotes; ``environ``: the launcher's variables for its descendants."""
     config = make_zygote_config(
         settings.plan,
         first=plan.target.sys_path_0 or current_folder(),
@@ -68,11 +68,11 @@ class ProcessTree:
         self.unrelated_pids = frozenset(proc_utils.list_children()) - {early}  # of a shell that became the launcher
         self._sessions: set[int] = set()
         self.environ = environ
-        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
+        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # ranks have its path in their environment
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self.other_zygotes: set[int] = set()  # of features: what is below them does not end with the ranks
+        self.other_zygotes: set[int] = set()  # zygotes of features: their descendants do not end with the ranks
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
     def attach(self, listener: ZygoteListener, show_note: Callable[[str], object]) -> None:
@@ -123,7 +123,7 @@ class ProcessTree:
             self.zygote.kill()
 
     def close(self) -> str | None:
-        """Close the zygote, if any; return how it had ended already, None if the launcher ended it."""
+        """Close the zygote; return how it has ended, in words. None if there is none, or the launcher has killed it."""
         if (zygote := self.zygote) is None:
             return None
         self.zygote = None
@@ -137,11 +137,14 @@ class ProcessTree:
         return [*self._stuck, *child_processes.kill_descendants(self._is_unrelated)]
 
     def add_session(self, pid: int) -> None:
-        """Note that a rank leads this session; its children are in it too unless they leave it."""
+        """Record that a rank leads this session. The rank's children are in it too, unless they leave it."""
         self._sessions.add(pid)
 
     def _is_unrelated(self, pid: int) -> bool:
-        """Whether a child of this process, own or adopted, does not descend from the ranks; True if unknown."""
+        """Whether a child of the launcher, own or adopted, does not descend from the ranks.
+
+        If the launcher began without children, False for all but zygotes of features; else True if nothing is known.
+        """
         if pid in self.other_zygotes or not self.unrelated_pids:
             return pid in self.other_zygotes
         return pid in self.unrelated_pids or not (self._get_session(pid) in self._sessions or self._has_run_marker(pid))

@@ -32,11 +32,11 @@ class RankChannel:
         """Open the channel.
 
         Args:
-            loop: which reads it.
+            loop: reads the channel.
             on_failed: gets the exception, or the ``sys.exit``, that has ended the rank's program.
-            on_mismatch: gets an import that does not fit what was preloaded: as of ``events.ImportMismatch``.
-            has_only_printed: gets how many bytes a rank has written that wants to start over; returns whether all of
-                them came through its pipes.
+            on_mismatch: gets outcome, module and difference of an import that does not fit: ``events.ImportMismatch``.
+            has_only_printed: called if a rank wants to start over, with the number of bytes that it has written;
+                returns whether all of them came through the rank's pipes.
 
         Raises OSError if too many files are open.
         """

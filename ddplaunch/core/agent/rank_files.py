@@ -14,7 +14,7 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
-MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
+MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; the file has the message twice
 
 
 def read_exception(path: str | None, failure: RankFailure, *, stopped: bool = False) -> RankFailure | None:

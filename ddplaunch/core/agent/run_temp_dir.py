@@ -36,7 +36,8 @@ class PreemptionFile:
     """A file that notifies the ranks of this node of a preemption.
 
     Any process can check for it, in any language, with one system call, and no rank is interrupted.
-    ``ddplaunch.runtime.preempted`` checks, and creates a second file if the first exists: the ranks have seen it.
+    ``ddplaunch.runtime.preempted`` checks for the file. If the file exists, the function creates a second one, which
+    shows that a rank has seen the first.
     """
 
     def __init__(self, folder: RunTempDir) -> None:

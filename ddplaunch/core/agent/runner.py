@@ -70,8 +70,8 @@ class NodeRunner:
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``sides``: those of all features, made by the caller before ``run``. ``tree`` may have started the zygote;
-        ``listener_socket`` listens on the control port, if that was bound before.
+        ``sides``: the sides of all features; the caller makes them before ``run``. ``tree`` may have started the
+        zygote; ``listener_socket`` listens on the control port, if that was bound before.
         Raises UsageError if a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config, options = node_config, job_config, node_config.options
@@ -107,7 +107,7 @@ class NodeRunner:
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
     def run(self) -> JobResult:
-        """Run the job; return when nothing of its ranks is left on this node."""
+        """Run the job; return when no process of its ranks is left on this node, and their output is written."""
         preempt_signal = self._node_config.zygote.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
@@ -139,7 +139,7 @@ class NodeRunner:
     def post(self, event: MachineEvent) -> None:
         """Handle an event, and what follows from it.
 
-        An event that is posted while another one is handled comes after it, so no caller is called back from within.
+        An event that is posted while another one is handled waits for its end, so commands never nest.
         """
         self._inbox.append(event)
         if self._is_handling:
@@ -159,7 +159,7 @@ class NodeRunner:
         self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
 
     def _end_waits(self) -> None:
-        """Let ``run`` return without waiting for readers and other nodes, or exit if the result is written already."""
+        """Let ``run`` return without waiting for readers and other nodes; exit if the result is written already."""
         if self.exit_code is not None:
             os._exit(self.exit_code)
         self._waits_ended = True

@@ -1,8 +1,8 @@
-"""Delivers signals for the program to this node's ranks: to those that have a handler, at once or once they have it.
+"""Delivers signals for the program to this node's ranks: to each rank as soon as it has a handler.
 
-A scheduler's warning or a user's ``kill -USR1`` may come while torch is imported. A rank without a handler would end by
-the signal, so it gets it later. Ranks that have none while others have, as all but rank 0 in many programs, get it for
-a minute more: a handler that is set later is for something else.
+A scheduler's warning or a user's ``kill -USR1`` may come while torch is imported. The signal would end a rank without a
+handler, so that rank gets the signal later. In many programs only rank 0 sets a handler: once a rank has got the
+signal, ranks without a handler can get it for a minute more. A handler that is set later is for something else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NOT_KEPT = (signal.SIGWINCH, signal.SIGCONT)  # of a terminal, and without effe
 
 
 class _PendingSignal:
-    """A signal that not all ranks have got."""
+    """A signal that has not reached all ranks yet."""
 
     def __init__(self, now: float, *, is_noted: bool) -> None:
         self.arrived_at, self.first_delivered_at = now, 0.0
         self.pids: set[int] = set()  # of the ranks that have got it
-        self.is_noted = is_noted  # a message has named it, or none shall
+        self.is_noted = is_noted  # a message has named the signal, or no message shall
 
 
 class SignalDelivery:
@@ -53,7 +53,7 @@ class SignalDelivery:
         self._deliver()
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
-        """Deliver the signals that have not reached any rank of an earlier attempt."""
+        """Keep the signals that no rank of an earlier attempt has got, for the ranks of this attempt."""
         self._ranks = ranks
         self._pending = {number: each for number, each in self._pending.items() if not each.pids}
 
@@ -88,6 +88,6 @@ class SignalDelivery:
             self._timer = self._loop.call_later(delay_s, self._deliver)
 
     def _have_all(self, ranks: NodeRanks | None, pids: set[int]) -> bool:
-        """Whether all ranks of the attempt have got a signal."""
+        """Whether all ranks of the attempt have got a signal; ``pids`` are the ranks that have."""
         alive = {process.pid for process in ranks.processes.values()} if ranks else set()
         return ranks is not None and not ranks.attempt.not_spawned and alive <= pids

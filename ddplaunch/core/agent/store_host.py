@@ -15,7 +15,7 @@ class StoreHost:
     """Reserves the store's port for the whole job, and starts a new store for each attempt; unused on other nodes."""
 
     def __init__(self, plan: Plan, *, new_file_each_attempt: bool) -> None:
-        """``new_file_each_attempt``: remove the store's file before each attempt: no other node can have created it.
+        """``new_file_each_attempt``: remove the store's file before each attempt: no other node can have made it.
 
         Raises UsageError if the port is taken, or the interface does not exist.
         """
@@ -32,8 +32,8 @@ class StoreHost:
     def open(self, zygote: ZygoteClient | None, ranks: NodeRanks) -> None:
         """Start the store of an attempt in a fork of the zygote, if the zygote has torch; else leave it to rank 0.
 
-        Until the zygote is ready, the plan decides: ranks of other nodes may connect by then, and must not find a
-        socket that rank 0 replaces.
+        Until the zygote is ready, the plan says who serves the store: ranks of other nodes may connect by then, and
+        must not find a socket that rank 0 replaces.
         Raises UsageError if rank 0 had the port in the last attempt, and another program has taken it since.
         """
         ready = zygote if zygote and zygote.ready else None

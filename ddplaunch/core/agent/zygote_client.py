@@ -35,7 +35,7 @@ def make_zygote_config(
     """Return the config of a zygote of one run.
 
     Args:
-        plan: of its imports; None: it imports nothing, and every rank is a new interpreter.
+        plan: what it imports; None: it imports nothing, and every rank is a new interpreter.
         first: the folder that ranks have in front of ``sys.path``.
         remove: paths that it removes if the launcher is killed.
         shielded: signals for the launcher that all descendants get too; ranks may handle them.
@@ -112,7 +112,7 @@ class ZygoteClient:
         self._socket.send_built(build, lambda error: self._on_spawn_failed(rank, error.errno or 0), rank)
 
     def serve_store(self, listening: socket.socket) -> None:
-        """Replace the store by a new one that listens on this socket; before ranks are requested."""
+        """Have the zygote replace the store by a new one on this listening socket; call it before ``spawn``."""
 
         def build(fds: list[int]) -> ToZygote:
             with suppress(OSError):  # without the socket, the zygote reports for each rank that it cannot be started

@@ -21,6 +21,8 @@ _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refu
 
 
 class ZygoteProcess(Protocol):
+    """A zygote that was started, by the launcher or by a ``ZygoteSource``."""
+
     @property
     def pid(self) -> int: ...
     @property

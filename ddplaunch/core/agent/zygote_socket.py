@@ -20,7 +20,7 @@ from ddplaunch.core.rank.zygote_channel import HEADER, MAX_DESCRIPTORS, encode_m
 from ddplaunch.core.rank.zygote_messages import FromZygote, ToZygote
 
 _TRANSIENT_ERRORS = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
-"""What is short may become available; the kernel limits the descriptors in flight per user, not per process."""
+"""Memory or descriptors may become available; the kernel limits the descriptors in flight per user."""
 
 _RETRY_INTERVAL_S, _RETRY_TIMEOUT_S = 0.1, 5.0  # after such an error
 
@@ -33,7 +33,7 @@ class _OutgoingMessage(Struct):
     build: BuildMessage
     on_failed: Callable[[OSError], object] | None
     rank: int | None  # whose process it requests
-    data: memoryview | None = None  # what is not sent; None until it is built
+    data: memoryview | None = None  # the part that is not sent yet; None until the message is built
     fds: list[int] = field(default_factory=list)
     tries: int = 0
 
@@ -75,8 +75,8 @@ class ZygoteSocket:
     ) -> None:
         """Queue a message, built after all earlier ones are sent. ``rank``: the rank whose process it requests, if any.
 
-        ``on_failed`` gets the error if too many files are open, or in flight to other processes; without it, the
-        message is sent without descriptors. Later messages wait until it has returned.
+        ``on_failed`` gets the error if too many files are open, or in flight to other processes; later messages wait
+        until ``on_failed`` has returned. If it is None, the message is sent without descriptors.
         """
         self._queue.append(_OutgoingMessage(build, on_failed, rank))
         if len(self._queue) == 1:
@@ -144,7 +144,7 @@ class ZygoteSocket:
         self._loop.call_soon(report)
 
     def _on_readable(self) -> None:
-        """Read a part of one message: first the header alone, which its descriptors arrive with."""
+        """Read a part of one message: first only the header, with which the message's descriptors arrive."""
         incoming = self._incoming
         try:
             if incoming.size is None:

@@ -225,7 +225,7 @@ class Status(TaggedMessage, frozen=True):
         return self if programs is self.programs else replace(self, programs=programs)._without_ranks(now)
 
     def _without_ranks(self, now: float) -> Status:
-        """Return the status; on a node without ranks, its state is RUNNING once all programs are ready."""
+        """Return the status; if this node has no ranks and all its programs are ready, the state is RUNNING."""
         are_ready = all(each.state in ("ready", "ended") for each in self.programs)
         is_due = self.state is JobState.STARTING and not self.has_ranks and are_ready
         return self._with_state(JobState.RUNNING, now) if is_due else self
@@ -254,7 +254,7 @@ class Status(TaggedMessage, frozen=True):
 
 
 class StatusTracker:
-    """The observer that tracks the status of this node's part of a job; events are applied when it is read."""
+    """The observer that tracks the status of this node's part of a job. Reading the status applies the events."""
 
     def __init__(self, plan: Plan) -> None:
         """``plan`` is this node's, before it has joined the others."""

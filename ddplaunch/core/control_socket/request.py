@@ -1,7 +1,7 @@
-"""The base class of the requests that a running job answers on its control socket, and the job that they are about.
+"""The base class of requests on a job's control socket, and what their handlers may use of the job.
 
-Each request has its replies and its handler. All are plain data, checked as the nodes' messages are. Requests of the
-core and of the features are accepted.
+Each request names the types of its replies, and has its handler. Requests and replies are plain data, and are checked
+like messages between nodes. The core and the features define requests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KeepOpen = Callable[[Callable[[int | None], None]], None]
 
 M = TypeVar("M")
 T = TypeVar("T")
-A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
+A = TypeVar("A", covariant=True)  # the type of the reply, or of the last reply
 
 
 class ServedJob(Protocol):
-    """What requests on the control socket, and features, can read and do: this node's launcher."""
+    """This node's launcher, as handlers of control socket requests and features may use it."""
 
     @property
     def rpc(self) -> NodeRpc:
@@ -55,7 +55,7 @@ class ServedJob(Protocol):
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
 
     def report_bug(self, text: str) -> None:
-        """Show a note: the code of a request or of a feature has raised an exception."""
+        """Show a note that the code of a request or of a feature has raised an exception."""
 
     def find_side(self, kind: type[T]) -> T | None:
         """Return the node side of a feature; None if the job has none."""
@@ -82,7 +82,7 @@ class RequestContext:
         connection.on_message = self.guard(on_message)
 
     def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
-        """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
+        """Keep the connection open; call ``on_end`` with the exit code at the job's end, None if the client leaves."""
         self._keep_open(on_end)
 
 

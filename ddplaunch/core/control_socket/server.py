@@ -56,7 +56,7 @@ class ControlSocket:
     def close(self, code: int | None = None) -> None:
         """Remove the socket and close all connections, those of streaming clients once they have read the last output.
 
-        What the kernel has of other replies is still delivered. ``code`` is the job's exit code, None without one.
+        Other replies that the kernel has already are still delivered. ``code`` is the job's exit code, if known.
         """
         if self._socket is None or self.path is None:
             return

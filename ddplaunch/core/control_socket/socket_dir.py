@@ -26,7 +26,7 @@ def candidate_dirs() -> list[str]:
 
 
 def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
-    """Listen on a new control socket; return it and its path, or twice None if there is no folder for it."""
+    """Listen on a new control socket; return it and its path, or (None, None) if there is no folder for it."""
     name = f"{os.fsencode(run_id)[:MAX_NAME_BYTES].decode(errors='ignore')}.{os.getpid()}"
     for folder in candidate_dirs():
         path = os.path.join(folder, name)

@@ -39,12 +39,12 @@ EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the fu
 
 
 class AttemptMachine(Machine):
-    """The part of ``JobMachine`` that is about one attempt after the other."""
+    """The part of ``JobMachine`` that handles the attempts, one after the other."""
 
     def __init__(
         self, config: JobConfig, run_id: str, kind: Literal["node", "task"], features: NamedFeatures | None
     ) -> None:
-        """``kind``: the word in messages; ``features``: by name, None for all."""
+        """``kind``: the word for a node in messages; ``features``: with their names, None for all."""
         super().__init__()
         self._config, self._run_id = config, run_id
         self._options = config.options
@@ -88,7 +88,7 @@ class AttemptMachine(Machine):
                 return
 
     def _take_step(self, step: JobStep) -> None:
-        """Go to the phase that a step leads to, and cancel the deadlines of the one before."""
+        """Go to the phase that a step leads to, and cancel the deadlines of the phase before."""
         self.phase = next_phase(JOB_TRANSITIONS, self.phase, step)
         if self.phase is JobPhase.STOPPING:
             self._deadlines.cancel(due.WaitNoticeDue())
@@ -207,8 +207,9 @@ class AttemptMachine(Machine):
     def _stop_ranks(self, signal_number: int, now: Now, grace_s: float | None = None) -> None:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
-        If there is time, the requests of features come first; their replies call this again. While the ranks are being
-        stopped already, a call has an effect only with ``grace_s``: they get this signal too, and with 0 SIGKILL.
+        If there is time, the requests of features are sent first, and this is called again after the replies. While
+        the ranks are being stopped already, a call has an effect only with ``grace_s``: they get this signal too, or
+        SIGKILL if it is 0.
         """
         in_time = self.phase is JobPhase.RUNNING and grace_s != 0 and not self._stop.preempted_by
         if in_time and self._asks_before_stop():

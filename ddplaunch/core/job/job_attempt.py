@@ -1,4 +1,4 @@
-"""The phases of a job, and the state of one attempt: failures, lost nodes and which nodes still run, of all nodes."""
+"""The phases of a job, and the state of one attempt on all nodes: failures, lost nodes, and which nodes still run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}
 
 
 class NodeFailure(Struct, frozen=True):
-    """A node with ranks that was lost or has left, or whose launcher lost its own processes (as the zygote)."""
+    """A node with ranks that was lost or has left, or whose launcher lost a process of its own, like the zygote."""
 
     time: float
     node: int  # its node rank as given on its command line
@@ -138,7 +138,7 @@ class JobAttempt(Struct):
     failure_chars: int = 0  # in the texts of all failures
 
     def remove_node(self, node: int) -> None:
-        """Called when all ranks of this node have ended, or the node is lost. (Sets: N nodes would cost N².)"""
+        """Called when all ranks of this node have ended, or the node is lost. (With lists, N nodes would cost N².)"""
         self.running_nodes.discard(node)
         self.unreported_nodes.discard(node)
 
@@ -148,7 +148,7 @@ class JobAttempt(Struct):
         self.stopping_to_change_nodes = True
 
     def add_failure(self, failure: RankFailure, clock: float, now: float) -> None:
-        """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's ``now``."""
+        """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's time."""
         self.failure_chars += failure.text_length
         if self.failure_chars >= MAX_FAILURE_CHARS:
             [failure] = limit_text([failure], 0)
@@ -214,7 +214,11 @@ class JobAttempt(Struct):
         return self.stop_cause.result(remark)
 
     def accepts(self, cause: StopCause) -> bool:
-        """Whether this cause may stop the attempt: no other cause does, and no rank has failed for another reason."""
+        """Whether this cause may stop the attempt: no stop for another reason has begun.
+
+        A program's failure may if nothing else has failed, or if the job waits for it; a time limit may unless the
+        features are asked before a stop already.
+        """
         return (self.awaits_program or self.is_clean) if cause.of_program else not self.sides_to_reply
 
     @property

@@ -18,7 +18,7 @@ class JoinWindowOver(PhaseDeadline, frozen=True):
 
 
 class JoinStatusDue(PhaseDeadline, frozen=True):
-    """Send all nodes which of them have joined."""
+    """Tell all nodes which nodes have joined."""
 
 
 class ChecksLate(PhaseDeadline, frozen=True):
@@ -60,7 +60,7 @@ class RequestLate(Deadline, frozen=True):
 
 
 class FeatureDeadline(Deadline, frozen=True):
-    """Call the job side of a feature, which has set this deadline."""
+    """Call the job side of the feature that has set this deadline."""
 
     feature: str
     name: str

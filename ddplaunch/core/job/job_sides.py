@@ -71,7 +71,7 @@ class _SideContext(JobContext):
 class JobSides(CommandCollector):
     """Makes and calls the sides of all features; a side that raises is reported once, and the job continues.
 
-    What they send is collected until ``take_commands``, which follows each call.
+    The commands that they request are collected until ``take_commands``, which is called after each hook.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class JobSides(CommandCollector):
         rpc: Rpc,
         features: NamedFeatures | None = None,
     ) -> None:
-        """``features``: by name; None for all."""
+        """``features``: with their names; None for all."""
         super().__init__()
         self.nodes, self.deadlines, self.limits, self.rpc = nodes, deadlines, limits, rpc
         self.now = Now(0.0, 0.0)  # of the event that is being handled
@@ -122,7 +122,7 @@ class JobSides(CommandCollector):
                 raise error
 
     def before_start(self, attempt: int) -> list[CheckRequest]:
-        """Return what the nodes get before the attempt, one after the other."""
+        """Return the check requests that the nodes get before the attempt, one after the other."""
         return [*self._replies("before_start", attempt)]
 
     def holds_end(self, attempt: JobAttempt) -> bool:
@@ -188,7 +188,7 @@ class JobSides(CommandCollector):
 
 
 def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a handler of replies so that None, the reply after an exception in the request's kind, is ignored."""
+    """Wrap a handler of replies to ignore None, which it gets if the code of the request's kind has raised."""
     return lambda reply: None if reply is None else handler(reply)
 
 

@@ -1,4 +1,4 @@
-"""Waits until the nodes have joined and until the last ones have finished, and sends the messages on it."""
+"""Waits until the nodes have joined, and at the end until the last have finished; tells the nodes about the waits."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SlowNodeNotices:
 
 
 class ReportTimeout:
-    """Limits how long nodes may take to report the end of their ranks, despite their heartbeats.
+    """Limits how long nodes may take to report the end of their ranks, even if their heartbeats arrive.
 
     It counts in steps, so that a suspension of this process adds no more than one step.
     """

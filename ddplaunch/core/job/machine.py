@@ -3,12 +3,12 @@
 The rules, in plain words:
 
 - What every machine does, and does not: ``core/machine.py``. ``job_events``, ``job_deadlines`` and ``commands`` are the
-  input and output. What is decided within an attempt is in ``attempt_machine``, what decides on nodes is here.
+  input and output. Decisions within an attempt are in ``attempt_machine``, decisions about nodes are here.
 - Nodes join (JOINING) until all have, or for an elastic job until the join window closes. A feature may have every node
   check itself (CHECKING). Then every node with ranks gets StartAttempt (RUNNING).
-- The first failure of a rank, a lost node, a signal or a time limit stops the ranks on all nodes (STOPPING). A rank
-  that only lost its connection to another one stops them a moment later: the failure of that one is the cause. Before
-  the stop, features may ask the ranks what they are doing.
+- The first failure of a rank, a lost node, a signal or a time limit stops the ranks on all nodes (STOPPING). If a rank
+  only lost its connection to another rank, the stop comes a moment later: the other rank's failure is the cause.
+  Before the stop, features may ask the ranks what they are doing.
 - A feature may run other programs: their failure stops the ranks too, and the job may last longer than its ranks.
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
   all its processes have ended); IDLE nodes have no ranks. A node that does not report in time counts as lost.
@@ -18,7 +18,7 @@ The rules, in plain words:
 - At the end every node that is there gets EndJob, and no deadline is left.
 
 The network (``core/net/coordinator_server.py``) feeds events and executes commands. A node is named by the node rank
-given on its command line (--node-rank); the one that its processes get may change with each attempt.
+given on its command line (--node-rank); the node rank that its ranks get may change with each attempt.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class JobMachine(AttemptMachine):
     """The decisions of one job: first ``Start``, then what the nodes send, until the phase is ENDED."""
 
     def __init__(self, config: JobConfig, hello: NodeHello, run_id: str, features: NamedFeatures | None = None) -> None:
-        """``hello`` is node 0's own; ``features``: by name, None for all."""
+        """``hello`` is node 0's own; ``features``: with their names, None for all."""
         super().__init__(config, run_id, hello.node_spec.kind, features)
         self._own_hello = hello
         self._joining = Joining(self._nodes, self._deadlines, hello.node_spec.kind)
@@ -125,7 +125,7 @@ class JobMachine(AttemptMachine):
         self._check_joined(now)
 
     def _on_hello(self, connection: int, hello: NodeHello, now: Now) -> None:
-        """Let a node join, or refuse it: that ends the job while nodes are still joining."""
+        """Let a node join, or refuse it; a refusal ends the job while nodes are still joining."""
         hello = self._nodes.assign_node_rank(hello)
         if refusal := compatibility.join_refusal(self._own_hello, hello, self._nodes, self.phase):
             if self.phase is JobPhase.JOINING:
@@ -169,7 +169,7 @@ class JobMachine(AttemptMachine):
 
     @property
     def _may_grow(self) -> bool:
-        """Whether to interrupt the attempt to give ranks to a node that joins now (--grow); not if it is ending."""
+        """Whether to interrupt the attempt to give ranks to a node that joins now (--grow); no if the job is ending."""
         wanted = self._options[Elastic].grow and self._membership.has_room
         goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_known
         return wanted and goes_on and self._nodes.are_all_running()
@@ -327,7 +327,7 @@ class JobMachine(AttemptMachine):
         self._check_reports(now)
 
     def _on_node_gone(self, node_rank: int, now: Now) -> None:
-        """Called when a node is lost that no rank needs."""
+        """Called when the job goes on without a node: take the next step if it only waited for that node."""
         if self.phase is not JobPhase.CHECKING:
             return self._check_reports(now)
         self._do(*self._checks.on_node_gone(node_rank, now))

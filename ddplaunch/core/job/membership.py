@@ -1,6 +1,7 @@
 """Selects which joined nodes get ranks, in which order, and counts how often that has changed.
 
-Without spares all of them. With spares as many as the job needs; a node keeps its position from attempt to attempt.
+Without spares, all nodes get ranks. With spares, as many nodes as the job needs get ranks, and each of them keeps its
+position from attempt to attempt.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Membership:
         return few[0] if few else None
 
     def find_segment_shortage(self, without: JoinedNode | None = None) -> tuple[str, str] | None:
-        """Return why --segment cannot be kept with these nodes but one, and a hint; None if it can."""
+        """Return why --segment cannot be kept with the nodes except ``without``, and a hint; None if it can."""
         segment, least = self._segment, self._config.min_nodes
         if segment < 2 or (found := len(self.select_nodes(without))) >= least:
             return None
@@ -70,7 +71,7 @@ class Membership:
 
     @property
     def next_attempt_note(self) -> str:
-        """The note on which nodes the next attempt has."""
+        """The note that names the nodes of the next attempt."""
         nodes = self.select_nodes()
         return f"going on with {len(nodes)} node{'s' * (len(nodes) > 1)}: {join_names(node.name for node in nodes)}"
 
@@ -107,7 +108,7 @@ class Membership:
         )
 
     def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> list[Command]:
-        """Find the node on which an attempt failed, and count that; unknown if the first failure is a secondary one."""
+        """Count a failure of the node on which an attempt failed, unless the first failure is a secondary one."""
         commands: list[Command] = []
         for node in () if report and report.first.is_secondary else self._active:
             if report:
@@ -128,7 +129,7 @@ class Membership:
         return None
 
     def count_loss(self, node: JoinedNode) -> None:
-        """Count the loss of a node between attempts; not that of a spare, without which the ranks are the same."""
+        """Count the loss of a node between attempts, unless it was a spare: the ranks stay the same without it."""
         if not self._options[Elastic].spares or node in self._active:
             self.changes += 1
 
@@ -175,7 +176,7 @@ class Membership:
         return may_change and any(node.hello.domain for node in nodes)
 
     def commit_nodes(self) -> tuple[list[JoinedNode], list[Command]]:
-        """Select the nodes of the attempt that starts now; print which spares replaced which nodes."""
+        """Return the nodes of the attempt that starts now, and commands that print which spares replace which nodes."""
         before, self._active = self._active, self.select_nodes()
         self._to_replace.clear()
         notes = []

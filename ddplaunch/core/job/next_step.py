@@ -55,7 +55,7 @@ class StopReason:
         self.why = f"stopped because {message.reason}" if message.reason else ""
         name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
         note = self._nodes.note_to_all(f"{message.reason or name} on {node.name}", but=node.node_rank)
-        # the grace also for a second one: an earlier SIGTERM may only have removed that node
+        # with the grace, even if it is the node's second request: its first may only have removed the node
         return self._options[Stopping].grace, note
 
     def add_preemption(self, node: JoinedNode, signal_number: int) -> None:
@@ -68,7 +68,7 @@ class StopReason:
 
 
 class Pause(NamedTuple):
-    """Another attempt starts after ``delay_s`` seconds; ``failure``: how the latest one failed, if a rank did.
+    """Another attempt starts after ``delay_s`` seconds; ``failure``: how the latest one failed, if a rank failed.
 
     ``code`` and ``why`` are those of ``AttemptEnded``.
     """
@@ -95,7 +95,7 @@ class NextStep:
         self._restarts = RestartPolicy(nodes.config)
 
     def decide(self, attempt: JobAttempt, now: Now, *, was_stopped: bool) -> Step:
-        """Return what follows an attempt: the first cause below that applies decides, not the earliest one."""
+        """Return what follows an attempt: the first cause below that applies decides, not the one that came first."""
         report, preempted_by = self._sides.explain_failures(attempt), self._stop.preempted_by
         succeeded = attempt.is_clean and not was_stopped
         if self._stop.signal:

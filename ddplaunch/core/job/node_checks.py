@@ -34,7 +34,7 @@ class NodeChecks:
 
     @property
     def are_required(self) -> bool:
-        """Whether nodes are checked before the latest attempt."""
+        """Whether a feature has requested a check before the latest attempt."""
         return self._request is not None
 
     @property
@@ -75,7 +75,7 @@ class NodeChecks:
         self._deadlines.set(ChecksLate(), now.mono + (SLOW_NODE_NOTICE_S if is_shown else CHECK_TIMEOUT_S))
 
     def send_check(self, number: int, now: Now) -> list[Command]:
-        """Ask one node, as one that has just joined. A reply while an attempt runs does not count for the next one."""
+        """Check one node that has just joined. A reply while an attempt runs does not count for the next attempt."""
         if self._request is None:
             return []
         if self._unanswered:

@@ -23,11 +23,11 @@ class NodePlace(NamedTuple):
 def order_nodes(
     places: Sequence[NodePlace], before: Sequence[NodePlace], failed: Collection[int], count: int, segment: int = 1
 ) -> list[int]:
-    """Return the node ranks of at most ``count`` nodes, in the order of their ranks; fewer if a segment were split.
+    """Return the node ranks of at most ``count`` nodes, in the order of their ranks; fewer, to split no segment.
 
     Args:
-        places: those that may have ranks, node 0 first.
-        before: those with ranks in the attempt before, in their order, also of nodes that are gone. They keep them.
+        places: the nodes that may have ranks, node 0 first.
+        before: the nodes with ranks in the attempt before, in order, also nodes that are gone. They keep their ranks.
         failed: nodes that others replace, of the same domain if possible.
     """
     stay = ({each.node_rank for each in before} & {each.node_rank for each in places}) - {*failed}

@@ -147,7 +147,10 @@ class NodeTable(dict[int, JoinedNode]):
         self[number] = JoinedNode(number, hello)
 
     def assign_node_rank(self, hello: NodeHello) -> NodeHello:
-        """Return the hello with the lowest free node rank (``max_nodes``: all are taken), if it needs one."""
+        """Return ``hello`` with a node rank filled in if it has none.
+
+        It is the preferred one, else the lowest free one, or ``max_nodes`` if all are taken.
+        """
         preferred = hello.node_spec.node_rank
         if hello.has_node_rank or (preferred < self._max and preferred not in self):
             return hello

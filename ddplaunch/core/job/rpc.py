@@ -42,7 +42,7 @@ def find_kind(name: str) -> Kind:
 
 
 def check_payload(message: Message) -> Message:
-    """Return a peer's message with its payload, if it has one, as its kind's type; ProtocolError if it is invalid."""
+    """Return a peer's message with its payload, if any, converted to its kind's type; ProtocolError if invalid."""
     if isinstance(message, RpcRequest):
         return replace(message, payload=convert(message.payload, find_kind(message.kind).request))
     if isinstance(message, RpcReply) and message.payload is not None:
@@ -93,9 +93,9 @@ class Rpc(CommandCollector):
     def gather(
         self, kind: str, request: Any, on_done: Callable[[Any], None], now: Now, timeout_s: float | None = None
     ) -> list[Command]:
-        """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most.
+        """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (None: the kind's) at most.
 
-        If the kind raises, or has raised before, it gets None. It is called by ``deliver_next``.
+        ``on_done`` gets None if the kind raises, or has raised before. It is called by ``deliver_next``.
         """
         rpc_kind = self._find(kind)
         if self._isolation(rpc_kind).failed:
@@ -172,13 +172,13 @@ class Rpc(CommandCollector):
         pending.claimed.update(claimed)
 
     def _reply(self, pending: _OpenRequest, reply: RpcReply) -> None:
-        """Send a reply to the node that has sent the request, with the serial that it has there."""
+        """Send a reply to the node that has sent the request, with the request's serial number on that node."""
         if pending.client is not None:
             number, serial = pending.client
             self._do(Send(number, replace(reply, serial=serial)))
 
     def on_node_lost(self, number: int, now: Now) -> list[Command]:
-        """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
+        """Called when a node is lost: stop waiting for it; neither it nor a node in its place gets a reply."""
         for each in self._open.values():
             if each.client is not None and each.client[0] == number:
                 each.client = None

@@ -13,7 +13,7 @@ from ddplaunch.core.options import TimeLimit
 
 
 class TimeLimits:
-    """The time limits of one job, and whether the nodes count it as stalled. Features add limits of their own."""
+    """The time limits of one job, and whether the nodes were told of a stall. Features add limits of their own."""
 
     def __init__(self, nodes: NodeTable, deadlines: Deadlines[Deadline]) -> None:
         self._nodes, self._deadlines = nodes, deadlines
@@ -65,7 +65,7 @@ class TimeLimits:
             self._deadlines.set(TimeoutOver(), now.mono + self._remaining_s)
 
     def on_hold_changed(self, node: int, now: Now, *, is_holding: bool) -> list[Command]:
-        """Called when a rank of this node waits for a user, or none does any more: pauses the time limits."""
+        """Called when a rank of this node waits for a user, or none does any more: pause or resume time limits."""
         before = bool(self._holding)
         (self._holding.add if is_holding else self._holding.discard)(node)
         if before == bool(self._holding):
@@ -80,7 +80,7 @@ class TimeLimits:
         return self._nodes.to_all(JobStalled(now.wall, ""))
 
     def on_timeout(self) -> StopCause:
-        """Return what stops the job: the deadline ``TimeoutOver``."""
+        """Handle ``TimeoutOver``: return the cause that stops the job."""
         self.timeout_expired = True
         return StopCause(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None)
 

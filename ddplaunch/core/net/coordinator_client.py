@@ -40,7 +40,7 @@ class CoordinatorClient:
     def __init__(
         self, loop: EventLoop, config: JobConfig, hello: NodeHello | JoinDeclined, on_message: Callable[[Message], None]
     ) -> None:
-        """``on_message`` gets the messages to this node. A JoinDeclined is sent, and no node joins."""
+        """``on_message`` gets the messages to this node. If ``hello`` is a JoinDeclined, this node does not join."""
         assert config.port is not None
         self._loop, self._config, self._on_message = loop, config, on_message
         self._options = config.options

@@ -50,7 +50,7 @@ class CoordinatorServer:
         on_message: Callable[[Message], None],
         listener_socket: socket.socket | None = None,
     ) -> None:
-        """``on_message`` gets messages to node 0 itself, and calls this object only later.
+        """``on_message`` gets messages to node 0 itself, and calls this object only after it has returned.
 
         ``listener_socket`` listens on the control port, if any.
         """
@@ -81,7 +81,7 @@ class CoordinatorServer:
         self._handle(ev.Start())
 
     def send(self, message: Message) -> None:
-        """Pass on a message of node 0's own launcher."""
+        """Pass a message of node 0's own launcher to the job's machine."""
         self._handle(ev.MessageReceived(0, message))
 
     def _handle(self, event: MachineEvent) -> None:

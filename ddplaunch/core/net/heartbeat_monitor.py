@@ -12,7 +12,7 @@ from typing import Protocol
 from ddplaunch.base.event_loop import EventLoop, Timer
 
 HEARTBEATS_PER_TIMEOUT = 4
-SCHEDULING_SLACK_S = 0.25  # a later own heartbeat means that this process did not run; the rest does not count
+SCHEDULING_SLACK_S = 0.25  # if an own heartbeat is later, this process did not run: the time beyond does not count
 
 
 class HeartbeatListener(Protocol):
@@ -22,7 +22,7 @@ class HeartbeatListener(Protocol):
         """Send a heartbeat to every peer."""
 
     def on_silent_peer(self, peer: int, seconds: float) -> None:
-        """Called once for a peer without a message for the timeout: ``seconds``."""
+        """Called once for a peer that has sent nothing for ``seconds``, the timeout or longer."""
 
 
 class HeartbeatMonitor:

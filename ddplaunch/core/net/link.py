@@ -95,7 +95,7 @@ def _listen_on_control_port(config: JobConfig) -> socket.socket:
 
 
 def listen_on_node_zero(plan: Plan, config: JobConfig) -> socket.socket | None:
-    """Listen on the control port before anything else; None if there is none, or this is not node 0.
+    """Listen on the control port before anything else; None if the job has no control port, or this is not node 0.
 
     With --node-rank auto, node 0 is the first launcher on the machine that has node 0's address.
     Raises UsageError if the master port or the control port is taken.

@@ -28,7 +28,7 @@ class Connected(MachineEvent, frozen=True):
 
 
 class ConnectFailed(MachineEvent, frozen=True):
-    """Reply to ``Connect``: it failed with this errno (None: there is no such socket), ``at_once`` or later."""
+    """Reply to ``Connect``: it failed with this errno (None: no socket could be made), ``at_once`` or later."""
 
     number: int
     code: int | None

@@ -8,7 +8,7 @@
 - ORPHANED: node 0 was lost while ranks were left here. They are stopped, and the node ends with their report.
 - OVER: node 0, or this node, has ended the job. Nothing changes any more.
 
-``CoordinatorClient`` has the sockets. A message that node 0 cannot have sent is a ProtocolError: its loss follows.
+``CoordinatorClient`` has the sockets. A message that node 0 cannot have sent is a ProtocolError: node 0 is then lost.
 """
 
 from __future__ import annotations
@@ -345,9 +345,9 @@ class LinkMachine(Machine):
         if isinstance(message, messages.NodeStartError) and self._is_seeking:
             self._start_error = message  # sent after joining, so that the other nodes learn it too
             self._deadlines.set(due.StartErrorDue(), now.mono + DECLINE_TIMEOUT_S)
-        # Without ranks here, leave at once on a stop request. But how an attempt ended is decided by node 0, whatever
-        # else is sent to it meanwhile: another node may have got a signal earlier. So is when other programs end, but
-        # for a second request.
+        # Without ranks here, leave at once on a stop request. But node 0 decides how an attempt ended, whatever else is
+        # sent to it meanwhile: another node may have got a signal earlier. On a node with programs only, node 0 also
+        # decides when they end, unless the request is a second one.
         runs_only_programs = self._has_begun and self._latest < 0
         may_leave = wants_to_leave and (is_repeated or not runs_only_programs)
         if self._attempt is None and (may_leave or self.phase is LinkPhase.ORPHANED):

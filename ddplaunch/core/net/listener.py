@@ -19,7 +19,7 @@ from ddplaunch.system.network.kernel_limits import raise_fd_limit
 
 HELLO_TIMEOUT_S = 10.0  # for the first message of a new connection
 MAX_UNAUTHENTICATED = 512  # besides those of joined nodes; a new one closes the oldest
-MIN_UNAUTHENTICATED = 4  # also with few file descriptors, or no node could join
+MIN_UNAUTHENTICATED = 4  # even with few file descriptors: otherwise no node could join
 LINGER_S = 1.0  # for JoinRefused to be delivered
 RESERVED_FDS = 64  # for the launcher itself: files, sockets, pipes, zygotes
 RESERVED_FDS_PER_RANK = 10  # three streams from both ends, a log, its process, the store

@@ -36,7 +36,7 @@ LEFTOVER_GRACE_S = 5.0  # at most between SIGTERM and SIGKILL for leftover proce
 
 
 class AttemptMachine(Machine):
-    """The part of ``NodeMachine`` that is about one attempt after the other."""
+    """The part of ``NodeMachine`` that handles the attempts, one after the other."""
 
     def __init__(self, grace_s: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class AttemptMachine(Machine):
 
     @property
     def view(self) -> AttemptView:
-        """What others may know of the attempt."""
+        """A read-only view of the attempt, for other code."""
         return AttemptView(self.attempt)
 
     def _send(self, message: messages.FromNode) -> None:
@@ -193,7 +193,7 @@ class AttemptMachine(Machine):
     # ----------------------------------------------------------------------------------------------------- stop and end
 
     def _stop_ranks(self, number: int, grace_s: float, now: Now) -> None:
-        """Send a stop signal to the ranks, not to their process groups, and once.
+        """Send a stop signal once to each rank, not to its process group.
 
         A DataLoader's workers must live while a checkpoint is written.
         """

@@ -1,6 +1,6 @@
 """What ``NodeMachine`` decides: the output of the machine. ``NodeRunner`` executes each command, with one effect.
 
-Those of the last part are questions: their reply is an event, which the machine gets before any other.
+The commands of the last part are questions: the reply is an event, which the machine gets before any other event.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StopRank(Command, frozen=True):
 
 
 class SignalRanks(Command, frozen=True):
-    """Send a signal to the ranks; ``only_handlers``: to those that handle it, as it would end others."""
+    """Send a signal to the ranks; ``only_handlers``: only to ranks that handle it: it would end others."""
 
     number: int
     only_handlers: bool = True
@@ -94,7 +94,7 @@ class InspectRanks(Command, frozen=True):
 
 
 class EndWaits(Command, frozen=True):
-    """Wait for nothing more after the job's end, unless a feature waits for something that this signal ends."""
+    """A signal came after the job's end: soon wait for nothing more, unless the signal ends a wait of a feature."""
 
     delay_s: float
 

@@ -14,13 +14,13 @@ within an attempt is in ``attempt_machine``; messages, signals and deadlines arr
 - A signal that stops the job is reported to node 0. As node 0 may be out of reach, this node stops its ranks by itself
   soon after. A second Ctrl-C kills them at once; a second SIGTERM does not: Slurm sends it when a preemption begins and
   when it ends.
-- SWEEPING: the zygote kills all its descendants. One that does not answer is killed, and by that its ranks.
+- SWEEPING: the zygote kills all its descendants. A zygote that does not answer is killed, and its ranks with it.
 - DRAINING: all processes have ended. What the ranks printed is read, at most for a second. Then the attempt is
   reported, or the job ends here if node 0 has ended it.
 - A lost zygote has taken its ranks with it: those that recorded an exception have failed. The next attempt has a new
   zygote.
-- ENDED: a signal ends what the launcher still waits for, as a reader of its output, a moment later; a second one at
-  once. A scheduler's may come just as the job ends: how it has ended is written all the same.
+- ENDED: a signal ends the launcher's last waits, like that for a reader of its output, a moment later; a second signal
+  ends them at once. A scheduler's signal may come just as the job ends: the result is written all the same.
 
 The steps from phase to phase: ``ATTEMPT_TRANSITIONS``.
 """
@@ -196,7 +196,7 @@ class NodeMachine(AttemptMachine):
     # ----------------------------------------------------------------------------------------------- signals, deadlines
 
     def _on_signal(self, number: int, now: Now, *, reason: str = "", from_terminal: bool = False) -> None:
-        """Handle one of ``STOP_SIGNALS``; ``reason``: set if a rank or a command requested the stop instead."""
+        """Handle one of ``STOP_SIGNALS``; ``reason``: set if a rank or a command, no signal, requested it."""
         if number == signal.SIGTSTP:
             return self._do(do.SuspendJob())
         if self.phase is AttemptPhase.ENDED and self.result is not None:

@@ -1,6 +1,6 @@
 """What happens on a node: the input of ``NodeMachine``. (``core/events.py`` has what observers and the logs get.)
 
-Those of the first part come from the zygote by its client, which other parts of the launcher use too.
+The events of the first part come from ``ZygoteClient``, which other parts of the launcher use too.
 """
 
 from __future__ import annotations

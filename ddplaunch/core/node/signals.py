@@ -26,7 +26,7 @@ class InspectKey:
 class BroadcastSignalFilter:
     """Remembers signals that every process of the job got, ranks included, so that the launcher does not forward them.
 
-    Slurm signals a step like that where it tracks process trees (proctrack/linuxproc). The zygote gets them too.
+    Slurm signals all processes of a step where it tracks process trees (proctrack/linuxproc). The zygote reports them.
     Moments are on the monotonic clock.
     """
 

@@ -1,7 +1,7 @@
 """Merges identical lines of several ranks: holds each line up to 0.2 s until every rank has printed it, or cannot.
 
 Pure, without descriptors or clock. Each rank's lines are in a queue. The oldest line leaves first, with equal lines of
-other queues; lines that precede those leave before them, so that the lines of a rank stay in order.
+other queues. In each queue, earlier lines leave before it, so that the lines of a rank stay in order.
 """
 
 from __future__ import annotations

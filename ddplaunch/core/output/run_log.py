@@ -17,7 +17,7 @@ from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, RanksInspecte
 class RunLog:
     """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N with several nodes, which may share a file system.
 
-    A write error does not end the job; ``incomplete_note`` has it. ``path`` is None until the folder exists, and
+    A write error does not end the job; ``incomplete_note`` reports it. ``path`` is None until the folder exists, and
     without ``--log-dir``.
     """
 

@@ -26,7 +26,7 @@ Source = int | str
 """The origin of output: a rank, or the name of a program alongside the ranks."""
 
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI codes, by rank; red is for errors
-_FAINT = "2"  # for such programs
+_FAINT = "2"  # for programs alongside the ranks
 _BOLD = "1"  # for merged lines
 _CLEAR = b"\r\x1b[K"
 
@@ -89,13 +89,13 @@ class Screen:
             sink.end()
 
     def set_drain_callback(self, callback: Callback) -> None:
-        """Set the callback for when there may be room again."""
+        """Set the callback that is called when there may be room for output again."""
         self._stdout.on_drained = self._stderr.on_drained = callback
 
     def show_lines(self, source: Source, fd: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
         """Show complete lines from descriptor ``fd`` (1 or 2), and the progress bar that is drawn there.
 
-        The first call, possibly without lines, is made before the source prints there; ``last``: its stream has ended.
+        Call it, possibly without lines, before the source prints there; ``last``: the source's stream has ended.
         All lines are prefixed by a single replace: no Python code runs per line, except for merging.
         """
         sink = self._sink(fd)
@@ -169,7 +169,7 @@ class Screen:
             self._write(self._stderr, FORMATTER.format(message).encode(errors="replace"))
 
     def show_footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
-        """Show a wait and its duration (``waited`` seconds already), until the ranks start or the job ends."""
+        """Show what is awaited and for how long (``waited`` seconds so far), until the ranks start or the job ends."""
         self._footer.set_text(text if self.reports_job or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:

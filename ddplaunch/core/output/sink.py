@@ -50,7 +50,7 @@ class Sink:
         return self._dropped_lines + self._unwritten.count(b"\n") if self._is_file else 0
 
     def end(self) -> None:
-        """Called when the job has ended: retry a file that cannot be written for ``READER_TIMEOUT_S`` at most."""
+        """Called when the job has ended: from now on, retry failed writes to a file only for the timeout."""
         self._ending = True
         if self._is_file and self._timer is not None:
             self._timer.cancel()
@@ -139,7 +139,8 @@ class Sink:
 def _reopen(fd: int) -> tuple[int, bool]:
     """Reopen the pipe or terminal behind ``fd``: O_NONBLOCK belongs to the open file, which other processes share.
 
-    A file never blocks, and its offset must stay shared, so it is used as it is. Return also whether it is one.
+    A file never blocks, and its offset must stay shared, so it is used as it is. Return the descriptor to use, and
+    whether it is a file.
     """
     try:
         mode = os.fstat(fd).st_mode

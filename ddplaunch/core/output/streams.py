@@ -1,4 +1,4 @@
-"""Captures the output of ranks and sidecars by pipes: to log files, a tail in memory, lines to the screen."""
+"""Captures the output of ranks and programs by pipes, for log files, for the screen, and a tail of it in memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S, TracebackFilt
 PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the kernel's default is 64 KiB)
 REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
-MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
-MAX_REPEATED = 1 << 16  # of a rank's first output: if the rank starts over, as much is compared with what comes again
+MAX_BEGUN = 4096  # bytes; an unfinished line that is longer gets the time of its end, not of its start
+MAX_REPEATED = 1 << 16  # bytes of a rank's first output that are compared with its output after it has started over
 
 
 class TailBuffer:
@@ -183,7 +183,7 @@ class Streams:
         self._files[source] = file
 
     def prepare_restart(self, rank: int, written: int) -> bool:
-        """Return whether all that a rank has written came by its pipes; if so, show repeated output only once."""
+        """Return whether all that a rank has written came by its pipes; if so, show what it prints again only once."""
         streams = self._streams_of(rank)
         for stream in streams:
             while self._read(stream):

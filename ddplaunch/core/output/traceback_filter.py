@@ -9,7 +9,7 @@ import re
 
 from ddplaunch.core.failures import first_line, is_secondary_error
 
-EXIT_TIMEOUT_S = 2.0  # a rank still running this long after a traceback has handled the exception: it is shown
+EXIT_TIMEOUT_S = 2.0  # a rank still running this long after a traceback has handled the exception: show the traceback
 _MAX_HELD_BYTES = 1 << 18
 _TRACEBACK_START = re.compile(rb"(?m)^(\[rank\d+\]: )?Traceback \(most recent call last\):$")
 _CONTINUATION = re.compile(rb"\s|$|\[rank\d+\]:|The above exception|During handling|Exception raised from|frame #\d")

@@ -1,5 +1,5 @@
-"""Code that is loaded in the ranks and in the zygote: standard library only, so that user code meets nothing else.
+"""Code that is loaded in the ranks and in the zygote: standard library only, so that user code finds no other modules.
 
-``zygote`` forks the ranks; ``rank_runner`` becomes one and runs the program. docs/fidelity.md is the rule: a program
-must not notice. The launcher's side is in ``core/node``.
+``zygote`` forks the ranks; ``rank_runner`` runs the program in each. docs/fidelity.md has the rule: a program must not
+notice ddplaunch. The launcher's side is in ``core/agent``.
 """

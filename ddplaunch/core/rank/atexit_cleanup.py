@@ -1,4 +1,4 @@
-"""Exit handlers (atexit, weakref.finalize) that preloaded modules register: which run in each rank, which once.
+"""Decides which exit handlers (atexit, weakref.finalize) of preloaded modules run in each rank, and which only once.
 
 A handler that flushes, closes or joins concerns a process's own state, so each rank runs it (logging.shutdown,
 multiprocessing's _exit_function). One that removes files concerns files that all ranks share, and the first rank to end
@@ -27,7 +27,7 @@ _CLEANUP_TIMEOUT_S = 3  # limit for removing files: with the launcher gone, no o
 
 
 class AtexitCleanup:
-    """Context manager that records the exit handlers that remove files and are registered within its block."""
+    """Context manager that records the exit handlers that are registered within its block and remove files."""
 
     def __init__(self) -> None:
         self.is_shared = False  # whether other runs share the files: then the process that they share removes them
@@ -57,7 +57,7 @@ class AtexitCleanup:
                 finalizer.atexit = False
 
     def disable_in_rank(self) -> None:
-        """In a rank: disable the finalizers; ``module_handover`` leaves the functions out."""
+        """In a rank: disable the recorded finalizers; ``module_handover`` does not register the recorded functions."""
         for finalizer in self._finalizers:
             finalizer.detach()
 

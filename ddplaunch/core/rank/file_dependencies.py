@@ -1,4 +1,4 @@
-"""Detects, by stat(2) only, whether files have changed from which a zygote that waits for a run was loaded.
+"""Detects, by stat(2) only, whether files have changed since a zygote that waits for a run was loaded from them.
 
 The user's own folders (PYTHONPATH, editable installs) change with every edit. In these a new file counts only if it
 shadows a loaded module, or has the name of a module that was not found.
@@ -52,7 +52,7 @@ class FileDependencies:
             self._missing.add(name)
 
     def record(self, package_dir: str) -> str | None:
-        """Record the state of all files; return one that changed during the imports. ``package_dir``: ddplaunch's."""
+        """Record the state of all files; return one that changed during the imports. ``package_dir``: of ddplaunch."""
         homes = [os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
         homes += [sys.modules["site"].USER_SITE] if getattr(sys.modules.get("site"), "USER_SITE", None) else []
         folders = [path for path in sys.path if os.path.isdir(path)]

@@ -1,8 +1,8 @@
 """Prevents a deadlock or an abort inside torch when a program that uses gloo ends.
 
 The rule of torch 2.13: a collective that was started in a backward pass, as DDP's are, holds a Python object
-(``torch/autograd/graph.py`` stashes "context"), so gloo's thread needs the GIL to free it. It may be late, on a busy
-machine by milliseconds. Two ends do not wait for it:
+(``torch/autograd/graph.py`` stashes "context"), so gloo's thread needs the GIL to free it. The thread may be late, on a
+busy machine by milliseconds. Two kinds of end do not wait for it:
 
 - DDP's ``Reducer`` is freed, and has the last reference to its group. The group is destroyed with the GIL held, and its
   destructor joins the thread: a deadlock. A Python object of the group releases the GIL for that, so one is kept until

@@ -24,7 +24,7 @@ _MULTIPROCESSING, _MP_MAIN = "multiprocessing", "__mp_main__"
 
 
 class HiddenModules:
-    """The preloaded modules: in the zygote, and from each fork on those of a rank."""
+    """The hidden preloaded modules: those of the zygote, and in each fork a rank's own copy."""
 
     def __init__(
         self, record: ImportRecorder, settings: Mapping[str, str], native_reads: str, shared_exits: Collection[object]
@@ -32,7 +32,7 @@ class HiddenModules:
         """Hide the recorded modules, and undo the changes that their imports made outside of them.
 
         Args:
-            record: of the imports.
+            record: the record of the imports.
             settings: variables that were set during the imports only, as the program is expected to set them.
             native_reads: a pattern of the variables that native code reads as it is loaded.
             shared_exits: exit handlers that run once for all ranks, in the zygote.
@@ -41,11 +41,11 @@ class HiddenModules:
 
         self.record, self.atexit, self.shared_exits = record, atexit, shared_exits
         self.native_reads = re.compile(native_reads)
-        names = "\0".join(record.list_added()).split("\0")  # side by side, as import_recorder makes the modules
+        names = "\0".join(record.list_added()).split("\0")  # new strings, side by side in memory as the modules are
         self.modules = dict(zip(names, map(sys.modules.pop, names), strict=True))
         if _MULTIPROCESSING in self.modules:
             sys.modules.pop(_MP_MAIN, None)
-        self.every = dict(self.modules)  # those that are handed over, too
+        self.every = dict(self.modules)  # keeps those that are handed over
         for name in record.late_children:
             parent, _, child = name.rpartition(".")
             (self.every.get(parent) or sys.modules[parent]).__dict__.pop(child, None)

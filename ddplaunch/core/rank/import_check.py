@@ -34,12 +34,12 @@ _THREAD_POOLS = {
 """Modules in native code that count the CPUs of the process as they are loaded."""
 
 LIBRARY_SCANNERS = ("threadpoolctl",)
-"""Modules whose functions change all native libraries that are loaded: plain Python would have fewer then."""
+"""Modules whose functions change all native libraries that are loaded; without preloading, these would be fewer."""
 
 _METADATA = (".dist-info", ".egg-info")
 
 OF_THREAD_POOLS = tuple("gomp_ goto_ kmp_ mkl_ omp_ openblas_".upper().split())
-"""Beginnings of the variables that they read, and no other native code does."""
+"""Beginnings of the variables that ``_THREAD_POOLS`` read, and no other native code does."""
 
 
 class ImportCheck:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """What the import of one module has read outside the module itself, or those of several modules."""
+    """What the import of one module, or of several, has read outside these modules."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()  # the top-level names that were searched for, also in vain

@@ -428,7 +428,7 @@ def current_folder() -> str | None:
 
 
 def file_state(path: str, *, is_folder: bool = False) -> tuple[int, ...] | None:
-    """Return what changes when a file is written, or a folder on ``sys.path`` gets entries; None without one."""
+    """Return a value that changes when a file is written, or a folder on ``sys.path`` gets entries; None if absent."""
     try:
         state = _stat(path)
     except (OSError, ValueError):

@@ -33,7 +33,7 @@ _THREAD_EXIT_TIMEOUT_S = 0.1
 
 
 class BlockedSignals:
-    """Blocks all signals in this thread, within a ``with`` statement; those for the process may reach other threads."""
+    """Blocks all signals in this thread, within a ``with`` statement; other threads may still get signals."""
 
     def __enter__(self) -> None:
         self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -142,7 +142,7 @@ class InspectionEndpoint:
         os.register_at_fork(before=lambda: self._stop_thread_before_fork(is_needed))
 
     def _stop_thread_before_fork(self, is_needed: Callable[[], object]) -> None:
-        """End the thread before a fork if torch has none, so that Python 3.12 does not warn because of it alone."""
+        """End the thread before a fork unless it is needed: Python 3.12 would warn only because of this thread."""
         try:
             if os.getpid() == self.pid and not is_needed():
                 self.stop()
@@ -163,7 +163,7 @@ class InspectionEndpoint:
 
 
 def call_after_import(name: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call back with a module: now or, if the program has not imported it yet, once it has that attribute."""
+    """Call ``callback`` with a module: now or, if it is not imported yet, once it has that attribute."""
     module = sys.modules.get(name)
     hooks = [each for each in sys.meta_path if isinstance(each, PostImportHook) and each.module == name]
     if module is not None:
@@ -181,7 +181,7 @@ class PostImportHook:
         self.module, self._attribute, self.callbacks = module, attribute, [callback]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        # If so, sys.meta_path has shrunk while it was being iterated.
+        # If the check has removed this finder, sys.meta_path has shrunk while it was being iterated.
         return _find_spec(name, path, target) if self.check() else None
 
     def check(self) -> bool:

@@ -11,7 +11,7 @@ changed is undone. When the program imports one of them, these rules apply (docs
 4. If not, and there is native code, which a process can load only once, or code that torch has registered, the rank
    starts over (``rank_restart``).
 
-All this runs inside an import of the program, so nothing is imported here: that would come back to this module.
+All this runs inside an import of the program, so nothing is imported here: an import would call this module again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ else:
 
 
 class ModuleHandover:
-    """Hands the hidden modules over in one rank, from its creation, before the program starts, on."""
+    """Hands the hidden modules over to the program of one rank; created before the program starts."""
 
     def __init__(self, hidden: HiddenModules, start_over: Callable[[str, str], None]) -> None:
         """Begin to hand modules over.
@@ -124,7 +124,7 @@ class ModuleHandover:
                 if list_name == import_recorder.FILTERS:
                     sys.modules["warnings"]._filters_mutated()
             for name, logger in change.loggers.items():
-                if not hasattr(logger, "loggerMap"):  # else a placeholder, which the next ones make again
+                if not hasattr(logger, "loggerMap"):  # else a placeholder, which the loggers below it make again
                     _add_logger(name, logger)
             for function, args, named in change.exits:
                 self._register_exit(function, args, named)

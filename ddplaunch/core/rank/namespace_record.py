@@ -33,10 +33,10 @@ _VERSION_INDEX = 3  # in a dictionary, after two words of each object and its le
 
 
 class NamespaceRecord:
-    """The namespaces of modules as they were at its creation; those of the standard library's classes, too.
+    """The namespaces of modules as they were when it was created; in the standard library, also those of classes.
 
     To read a value from a namespace writes its reference count, and so copies the memory page that it is in. Until
-    Python 3.13 each dictionary has a number that is another after each change; so only those that changed are read.
+    Python 3.13 each dictionary has a version number, which every change changes; so only changed ones are read.
     """
 
     def __init__(self, modules: Mapping[str, Any], initial: Container[str]) -> None:
@@ -44,7 +44,7 @@ class NamespaceRecord:
         import ctypes
 
         self._initial = initial
-        self._spaces: list[tuple[str, Namespace, Namespace]] = [("", {}, {})]  # the first one for a test
+        self._spaces: list[tuple[str, Namespace, Namespace]] = [("", {}, {})]  # the first one tests the versions
         self._indexes: dict[str, int] = {}
         for name, module in modules.items():
             if name not in _UNCOMPARED_MODULES and hasattr(module, "__dict__"):
@@ -61,7 +61,7 @@ class NamespaceRecord:
         self._has_versions = tried[0] < tried[1] < tried[2]
 
     def begin(self) -> None:
-        """Begin to look for changes, in a rank: those before are ddplaunch's own."""
+        """In a rank: begin to look for changes. Earlier changes are ddplaunch's own."""
         self._versions[:] = [self._memory[place] for place in self._places]
 
     def set_child(self, name: str, module: object) -> None:

@@ -1,4 +1,4 @@
-"""Preloads modules in the zygote for all ranks, and checks that it can still be forked safely afterwards."""
+"""Preloads modules in the zygote for all ranks, and checks that the zygote can still be forked safely."""
 
 from __future__ import annotations
 

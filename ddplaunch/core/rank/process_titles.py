@@ -1,8 +1,8 @@
 """Makes the package setproctitle work in forked ranks.
 
-It overwrites the arguments of the process, and searches for those that Python was started with. In a fork those are the
-zygote's, already overwritten by ddplaunch's title. So right after the import its functions are replaced by ones that
-write as ``proc_utils.set_process_title`` does. Part of the zygote, and bound by its rules.
+The package overwrites the arguments of the process, and searches for those that Python was started with. In a fork
+these are the zygote's, already overwritten by ddplaunch's title. So right after its import, the package's functions are
+replaced by functions that write as ``proc_utils.set_process_title`` does. Part of the zygote, and bound by its rules.
 """
 
 from __future__ import annotations

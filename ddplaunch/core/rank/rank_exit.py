@@ -42,7 +42,7 @@ class TargetError(Exception):
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of ``sys.exit(code)``, as in Python: 0 for None, a number itself; anything else is printed, 1."""
+    """The exit code of ``sys.exit(code)``, as in Python: 0 for None, an integer as it is; else 1, and it is printed."""
     try:
         code: object = error.code  # type: ignore[attr-defined]
     except BaseException:
@@ -78,8 +78,8 @@ def type_name(error: BaseException) -> str:
 def report_exception(job: PythonJob, error: BaseException) -> None:
     """Print an uncaught exception as Python would, without ddplaunch's frames, and record it for the failure report.
 
-    Python's own hook comes before the record: it shows the exception whatever happens. A hook of the program comes
-    after it: it may end the process (MPI's Abort).
+    Python's own hook is called before the exception is recorded: it shows the exception whatever happens. A hook of
+    the program is called after that: it may end the process, like MPI's Abort.
     """
     moment = _time_ns()
     _strip_internal_frames(error)
@@ -161,14 +161,14 @@ def _print_exception(error: BaseException) -> None:
     try:
         _display(type(error), error, trace_of(error))
     except BaseException:
-        pass  # what stderr was replaced by raises
+        pass  # the object that has replaced stderr raises
 
 
 def _strip_internal_frames(error: BaseException, *, entirely: bool = False) -> BaseException:
     """Remove the frames before the user's from a traceback: ddplaunch's, and importlib's from loading their module.
 
-    If there are no other frames, they stay, because nothing else would show where the exception was raised, except
-    ``entirely``, for types of exceptions, and an origin (a module with ``HIDES_FRAMES``), whose message is enough.
+    If there are no other frames, they stay, because nothing else would show where the exception was raised. They are
+    removed with ``entirely``, and where the message is enough: for some types, and from a module with ``HIDES_FRAMES``.
     """
     trace, hides = trace_of(error), entirely
     while trace is not None:
@@ -253,7 +253,7 @@ def _to_text(error: BaseException) -> str:
 
 
 def _other_environment() -> str:
-    """A hint if another Python environment is active in the shell than the ranks run in; otherwise ""."""
+    """A hint if the shell has another Python environment active than that of the ranks; otherwise ""."""
     try:
         return _find_other_environment()
     except Exception:

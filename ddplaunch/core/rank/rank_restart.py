@@ -2,9 +2,9 @@
 
 A fresh interpreter runs the program from its beginning, in the same process. That is possible as long as the program
 has only computed and printed: the launcher drops what it prints again. Once it has written files, connected, or started
-processes, the rank ends with an error instead. Where that would lose too much, because the program has torch already
-and trains, or is in a call of ``launch``, it gets the preloaded module, with a note. Either way the next run of the
-program starts without these modules.
+processes, the rank ends with an error instead. Where that would lose too much, because the program has imported torch
+already or is in a call of ``launch``, the program gets the preloaded module, with a note. Either way the next run of
+the program starts without these modules.
 
 Bound by the rules of ``rank_runner.py``; nothing may be imported here either (``module_handover`` has the reason).
 """
@@ -165,7 +165,7 @@ class RankRestart:
 
 
 def _find_line() -> tuple[str, bool]:
-    """Return the line of the program's own code that imports, as "train.py:3: ", or "", and whether it is in a call."""
+    """Return the line of the program's code that imports, as "train.py:3: ", or ""; and whether ``launch`` calls it."""
     frame: FrameType | None = sys._getframe(2)
     line, is_in_call = "", False
     while frame is not None:

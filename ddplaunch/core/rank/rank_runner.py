@@ -189,7 +189,7 @@ class RankRunner:
         else:
             self._code = 1
             self._interrupted = kind is KeyboardInterrupt
-            if not any(hasattr(side, "failed") for _, side in self._sides):  # else it stays on purpose
+            if not any(hasattr(side, "failed") for _, side in self._sides):  # else the process stays on purpose
                 self._report_failure(rank_exit.type_name(error))
             rank_exit.report_exception(self.job, error)
             if not self._interrupted:
@@ -206,7 +206,7 @@ class RankRunner:
     def exit(self) -> NoReturn:
         """Exit as the interpreter would: print an exception, join threads, run atexit, drop the user's objects, flush.
 
-        While threads and atexit run, the rank can still be inspected. A fork of the zygote also does the rest itself,
+        While threads and atexit run, the rank can still be inspected. A fork of the zygote does the last steps, too,
         and skips the teardown of preloaded modules (0.5 s for torch, and it would touch every page that the ranks
         share). If daemon threads still run, only the interpreter itself can end without them noticing.
         """

@@ -1,7 +1,7 @@
 """The zygote: a process between launcher and ranks that imports torch once, forks every rank, and cleans up.
 
 Run by path, as ``python zygote.py FD CONFIG``; the messages on the socket FD are in ``zygote_messages.py``. When the
-launcher's end of the socket closes, however it died, all descendants are killed and all temporary paths removed.
+launcher's end of the socket closes, for whatever reason, all descendants are killed and all temporary paths removed.
 
 It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
 GPU. It is a subreaper, so it can find and kill the processes that a rank leaves behind.
@@ -84,7 +84,7 @@ else:
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 IGNORED_SIGNALS = (*STOPPING, *proc_utils.FORWARDED_SIGNALS)
 """Signals that the launcher handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
-tree: the zygote survives them, or the ranks would die with it during their grace, and reports them."""
+tree. The zygote survives them, as otherwise the ranks would die with it during their grace, and reports them."""
 
 _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 
@@ -326,7 +326,7 @@ class Zygote:
         return pid == self.store
 
     def fork_rank(self, request: SpawnRequest, fds: list[int]) -> RankStart | None:
-        """Fork a rank. Returns None in the zygote; in a fork that runs Python code, what it starts with."""
+        """Fork a rank. Returns None in the zygote; in a fork that runs Python code, its ``RankStart``."""
         parent = os.getpid()
         pid: int | None = None
         number = self.store_errno or errno.EMFILE  # missing descriptors were lost to RLIMIT_NOFILE
@@ -425,9 +425,9 @@ class Zygote:
     def sweep(self, grace: float, helper_timeout_s: float) -> None:
         """Kill all leftover descendants: SIGTERM, then SIGKILL after ``grace`` seconds or at the next message.
 
-        Helper processes of multiprocessing (forkserver, resource tracker) end by themselves: before SIGTERM there are
-        ``helper_timeout_s`` seconds for it, and _HELPER_TIMEOUT_S more if only they are left, which may be slow on a
-        busy machine.
+        Helper processes of multiprocessing (forkserver, resource tracker) end by themselves. They have
+        ``helper_timeout_s`` seconds before SIGTERM, and _HELPER_TIMEOUT_S more if nothing else is left, as they may be
+        slow on a busy machine.
         """
         if min(grace, helper_timeout_s) > 0:
             self.wait(min(grace, helper_timeout_s))

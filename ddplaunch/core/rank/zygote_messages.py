@@ -45,7 +45,7 @@ class ServerConfig(TypedDict):
 
 
 class ZygoteServer(Protocol):
-    """Waits for a run, or serves zygotes to several, all with the modules that this process imports once."""
+    """Waits for one run, or forks zygotes for several runs; this process imports their modules once."""
 
     origins: AbstractContextManager[None]  # around the imports
     runs_served: int  # before this one
@@ -56,7 +56,7 @@ class ZygoteServer(Protocol):
 
 
 class ZygoteConfig(TypedDict):
-    """Start configuration of a zygote, made by ``ZygoteClient``."""
+    """Start configuration of a zygote, made by ``zygote_client.make_zygote_config``."""
 
     parent_pid: int  # the launcher, or the guardian of a run from a warm zygote
     forks: bool  # False: it imports nothing, and every rank is a new interpreter

@@ -28,7 +28,7 @@ class Check(Feature):
     messages = ("messages",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
-        """Return the side on each node: node 0 alone decides whether nodes are checked."""
+        """Return the node side on every node: node 0 alone decides whether nodes are checked."""
         from ddplaunch.features.check.node import CheckSide
 
         return CheckSide(context)

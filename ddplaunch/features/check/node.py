@@ -1,7 +1,7 @@
 """Checks this machine before its ranks start, when node 0 requests it.
 
-A helper process does it, as a dead file server or a hung driver blocks its caller. It announces each step, as a line of
-JSON, before it takes it. The launcher's loop is not blocked.
+A helper process runs the check: a dead file server or a hung driver blocks its caller. The process announces each step
+in a line of JSON before the step begins. The launcher's loop is not blocked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CheckSide(NodeSide):
         if not isinstance(request, CheckNode):
             return False
         self.close()
-        # Isolated for itself: node 0 waits for the reply also if the check raises.
+        # Isolated on its own: node 0 waits for the reply even if the check raises an exception.
         loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note)
         loop.on_error = partial(self._on_bug, request)
         loop.guard(self._start)(loop, request)

@@ -1,5 +1,5 @@
-"""Copies of the code, where it runs: ``--code DIR`` over SSH and on Slurm.
+"""Copies the code to where it runs: ``--code DIR`` over SSH and on Slurm.
 
-``code_files`` decides which files, ``archive`` packs them, ``copies`` keeps them on the other side. ``config_maps``
+``code_files`` chooses the files, ``archive`` packs them, ``copies`` unpacks them and keeps the copies. ``config_maps``
 puts an archive into objects of Kubernetes.
 """

@@ -1,4 +1,4 @@
-"""Lists the files of a folder, by git where it is in a repository, and packs them into an archive that its hash names.
+"""Lists the files of a folder, with git if it is in a repository, and packs them into an archive named by its hash.
 
 Equal files give equal archives: the entries are sorted, and have neither owners nor times.
 """
@@ -41,7 +41,7 @@ class CodeArchive(Struct, frozen=True):
         return f"{format_count(len(self.files), 'file')}, {packed}: {self.version}"
 
     def run_folder(self, cwd: str) -> str:
-        """Return the path in the copy of the current folder ``cwd``. Raises UsageError if it is not in the folder."""
+        """Return the current folder ``cwd`` relative to the copied folder. Raises UsageError if it is outside."""
         root = self.version.folder
         below = os.path.relpath(os.path.realpath(cwd), root)
         if below.split(os.sep)[0] == os.pardir:
@@ -49,7 +49,7 @@ class CodeArchive(Struct, frozen=True):
         return below
 
     def check_target(self, source: str | None, typed: str) -> None:
-        """Raise UsageError if the source of the target is in the folder, but would not run from the copy."""
+        """Raise UsageError if the source of the target is in the copied folder, but would not run from the copy."""
         root = self.version.folder
         if source is None or os.path.commonpath([root, path := os.path.realpath(source)]) != root:
             return
@@ -63,7 +63,7 @@ class CodeArchive(Struct, frozen=True):
 
 
 def pack_folder(folder: str) -> CodeArchive:
-    """Pack the code in a folder. Raises UsageError if there is none, it is too large, or it changes all the time."""
+    """Pack the code in a folder. Raises UsageError if there is none, or it is too large or changes all the time."""
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
         raise UsageError(f"--code {folder}: no such folder", "--code . is the current one")
@@ -171,7 +171,7 @@ def _list_all(root: str) -> Iterator[CodeFile]:
 
 
 def _list_by_git(root: str, prefix: str = "") -> Iterator[CodeFile]:
-    """List what git tracks, also in submodules, and what it does not ignore, also in repositories within this one."""
+    """List the files that git tracks or does not ignore, also in submodules and in repositories within this one."""
     folder = os.path.join(root, prefix)
     tracked = _git(folder, "ls-files", "-z", "--cached", "--recurse-submodules")
     others = _git(folder, "ls-files", "-z", "--others", "--exclude-standard")
@@ -193,7 +193,7 @@ def _is_in_repository(root: str) -> bool:
 
 
 def _git(folder: str, *words: str, check: bool = True) -> str:
-    """Run git in a folder, whatever the variables of a hook say, and return its output. Raises UsageError."""
+    """Run git in a folder, without the variables that a git hook has set; return its output. Raises UsageError."""
     argv = ["git", "--no-optional-locks", "-C", folder, *words]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Decides which files of a folder are its code: pure functions over what was listed."""
+"""Decides which of the listed files of a folder are its code. Pure functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CodeFiles(Struct, frozen=True):
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file holds passwords or a private key, by its name."""
+    """Whether the name of a file says that it holds passwords or a private key."""
     name = posixpath.basename(path).lower()
     return name not in _NO_SECRETS and _matches(name, _SECRETS)
 
@@ -73,7 +73,7 @@ def leads_out(path: str, link: str) -> bool:
 
 
 def choose_files(listed: Iterable[CodeFile]) -> CodeFiles:
-    """Choose the files that are copied, of those that git tracks or does not ignore."""
+    """Choose the files to copy from those that were listed."""
     files = sorted({file.path: file for file in listed}.values(), key=lambda file: file.path)
     files = [file for file in files if not any(_matches(name, _NEVER) for name in file.path.split("/"))]
     kept = [file for file in files if not is_secret(file.path)]
@@ -85,7 +85,7 @@ def choose_files(listed: Iterable[CodeFile]) -> CodeFiles:
 
 
 def check_size(files: Sequence[CodeFile], folder: str, hint: str) -> None:
-    """Raise UsageError if the files are too large to be code, with the largest of them."""
+    """Raise UsageError, with the largest files, if the files together are too large to be code."""
     size = sum(file.size for file in files)
     if size <= MAX_BYTES:
         return

@@ -1,6 +1,6 @@
-"""Code in Kubernetes: immutable ConfigMaps with the parts of an archive, the volumes for them, and unpacking it.
+"""Code in Kubernetes: immutable ConfigMaps with the parts of an archive, their volumes, and the command to unpack it.
 
-A pod that is restarted finds the ConfigMaps again. Pure: ``manifest`` makes the objects, ``kubectl`` is for others.
+A pod that is restarted finds the ConfigMaps again. Pure: ``manifest`` writes the objects; nothing here runs kubectl.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTS_FOLDER, CODE_FOLDER = "/ddplaunch/parts", "/ddplaunch/code"
 
 
 class CodePart(Struct, frozen=True):
-    """A part of the archive: the name of its ConfigMap, the file that it is in the volume, and its bytes in base64."""
+    """A part of the archive: the name of its ConfigMap, its file name in the volume, and its bytes in base64."""
 
     name: str
     file: str
@@ -44,9 +44,9 @@ class CodeVolume(Struct, frozen=True):
 
 
 def build_code_volume(archive: CodeArchive, name: str, run_folder: str) -> CodeVolume:
-    """Build volumes for a job's code, with names that begin with ``name``. Raises UsageError if it is too large.
+    """Build volumes for a job's code, with names that begin with ``name``. Raises UsageError if the code is too large.
 
-    ``run_folder``: below the code. The names have the hash of the code: no job gets the ConfigMaps of other code.
+    ``run_folder``: relative to the code. The names have the hash of the code: no job gets the ConfigMaps of other code.
     """
     if len(archive.data) > MAX_BYTES:
         what = f"--code {archive.version.folder} has {format_size(len(archive.data))} packed"

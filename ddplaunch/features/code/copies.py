@@ -1,4 +1,4 @@
-"""Copies of code on a disk: each in a folder that its hash names, which is complete as soon as it has that name.
+"""Copies of code on a disk: each in a folder named by the hash of the code, which is complete once it has that name.
 
 A program may write into its copy, which is then never removed. If it has changed a file of the code, the next job gets
 another copy, ``NAME.2``.
@@ -58,7 +58,7 @@ def find_copy(parent: str, name: str) -> str | None:
 def make_copy(parent: str, sha: str, name: str, data: bytes) -> str:
     """Unpack an archive with this SHA-256 into a new folder below ``parent``, and return that folder.
 
-    Raises CopyError if the disk is full, for example, or the archive is another one.
+    Raises CopyError if the disk is full, for example, or the archive has another hash.
     """
     if found := find_copy(parent, name):
         return found
@@ -108,7 +108,7 @@ def written_files(folder: str) -> list[str]:
 
 
 def remove_copy(folder: str) -> list[str]:
-    """Remove a copy; one with files that a program has written is kept, and they are returned."""
+    """Remove a copy. If a program has written files in the copy, keep it and return these files."""
     if not os.path.isdir(folder):
         return []
     if written := written_files(folder):
@@ -126,7 +126,7 @@ def hold_copy(folder: str) -> None:
 
 
 def remove_unused(parent: str) -> None:
-    """Remove copies that were not used for long; not one that a job uses, or in which a program has changed files."""
+    """Remove copies not used for long, except those that a job uses or in which a program has changed files."""
     for name in list_dir(parent):
         folder = os.path.join(parent, name)
         with suppress(OSError):
@@ -183,7 +183,7 @@ def _unpack(packed: bytes, folder: str) -> Iterator[tuple[str, int, str | None]]
 
 
 def _describe_files(folder: str) -> Iterator[tuple[str, tuple[int, str | None]]]:
-    """Yield path, size and link of each file below a folder; the size of a file that was written since is -1."""
+    """Yield path, size and link of each file below a folder; the size of a file that was written later is -1."""
     for where, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         folders[:] = [name for name in folders if name != "__pycache__"]

@@ -1,4 +1,4 @@
-"""The client of ``ddplaunch debug``: sends the user's keys or lines to the launcher, and shows the bytes it sends."""
+"""The client of ``ddplaunch debug``: sends the user's keys or lines to the launcher, and shows the bytes it gets."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class DebugClient:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _restore(self) -> None:
-        """Called when the terminal is resized or this client continues: read keys, and send the terminal's size."""
+        """Called when the terminal is resized or this client is resumed: read keys, and send the terminal's size."""
         self._start_keyboard()
         self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))
 

@@ -286,7 +286,7 @@ class DebugServer:
     # ------------------------------------------------------------------------------------------------------------ users
 
     def attach_user(self, user: DebugUser) -> None:
-        """Give control of the debuggers to a user; the previous user has none until this one leaves."""
+        """Give control of the debuggers to a user; the previous user gets it back when this one leaves."""
         before = self._users[-1:] if self.is_active else []
         self._users.append(user)
         for each in before:
@@ -336,7 +336,7 @@ class DebugServer:
         debuggee.connection.send(messages.LineInput(rank, line))
 
     def request_completions(self, rank: int, line: str) -> bool:
-        """Request completions of the last word of a line; return whether they will come."""
+        """Request completions of the last word of a line; return whether the rank will send some."""
         each = self._known.get(rank)
         if each is None or not each.prompt or each.tool or len(line) > messages.MAX_LINE_CHARS:
             return False
@@ -360,7 +360,7 @@ class DebugServer:
                 process.send(signal.SIGWINCH)  # ignored by default
 
     def _run_command(self, rank: int, debuggee: Debuggee, line: str, prompt: str) -> None:
-        """Run a command of the launcher for a rank whose debugger reads keys only: detach or quit; refuse others."""
+        """Run a line that was typed for a rank whose debugger reads keys only: detach or quit; refuse other lines."""
         if line in ("detach", messages.EOF_LINE):
             return self._resume_rank(rank, debuggee)
         if line in ("q", "quit", "exit"):
@@ -422,7 +422,7 @@ class DebugServer:
 
 
 def _listen_at(path: str) -> socket.socket:
-    """Listen at ``path`` through a descriptor of its folder, as it may be too long for a Unix socket."""
+    """Listen at ``path`` through a descriptor of its folder, as the path may be too long for a Unix socket."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         return listen_unix(f"/proc/self/fd/{fd}/{os.path.basename(path)}")

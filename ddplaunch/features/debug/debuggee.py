@@ -14,7 +14,7 @@ from ddplaunch.features.debug.rank_terminal import RankTerminal
 
 
 class Debuggee(Struct):
-    """A rank that has stopped in its debugger at least once; ``stopped``: where it is stopped now, if it is."""
+    """A rank that has stopped in its debugger at least once; ``stopped``: where it is stopped now; None if it runs."""
 
     connection: Connection[FromDebugger]
     stopped: RankStopped | None = None

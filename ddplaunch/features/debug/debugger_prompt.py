@@ -44,7 +44,7 @@ class DebuggerPrompt:
         *,
         waits_for_stop: bool = False,
     ) -> None:
-        """``guard`` isolates the callbacks; ``waits_for_stop``: the end of the input counts once a rank has stopped."""
+        """``guard`` isolates the callbacks; ``waits_for_stop``: ignore the end of the input until a rank stops."""
         self._server, self._terminal, self.guard = server, terminal, guard
         self._waits_for_stop = waits_for_stop
         self._current: int | None = None
@@ -348,7 +348,7 @@ class DebuggerPrompt:
 
 
 def group_replies(replies: dict[int, str]) -> str:
-    """Format the replies of ranks; equal replies once, with their ranks."""
+    """Format the replies of ranks: equal replies once, with the ranks that gave them."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(replies.items()):
         if text:

@@ -24,7 +24,7 @@ _EDITS: dict[str, Callable[[str, str], tuple[str, str]]] = {
     BACKSPACE: lambda before, after: (before[:-1], after),
     "\t": lambda before, after: (before + "    ", after),
 }
-"""The keys that change the line or move the cursor, by the text before and after the cursor."""
+"""The keys that change the line or move the cursor: functions of the text before and the text after the cursor."""
 
 MAX_HISTORY_LINES = 1000
 
@@ -72,7 +72,7 @@ class LineEditor:
         return words if len(words) > 1 else []
 
     def render(self, prompt: str, across: int) -> str:
-        """Render prompt and line in ``across`` columns, with the escape sequence that places the cursor at the end."""
+        """Render prompt and line in ``across`` columns; an escape sequence at the end places the cursor."""
         width = max(8, across - display_width(prompt) - 1)
         first = max(0, self.cursor - width + 1)
         while display_width(self.text[first : self.cursor]) >= width:

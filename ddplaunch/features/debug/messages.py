@@ -66,7 +66,7 @@ class QuitRequested(RankMessage, frozen=True):
 
 
 class TerminalRequest(RankMessage, frozen=True):
-    """A debugger in the rank needs a pseudo-terminal; as a reply, the path of one, or "" if none is available."""
+    """Request for a pseudo-terminal for a debugger in the rank; the reply has its path, "" if none is available."""
 
     path: Path = ""
 
@@ -117,8 +117,8 @@ class TerminalResized(TaggedMessage, frozen=True):
 class UserOutput(TaggedMessage, frozen=True):
     """Bytes for the user's terminal or pipe, unchanged.
 
-    ``is_raw``: from now on no key is a signal; ``is_input_taken``: the client may send more input; ``exit_code``: it
-    exits.
+    ``is_raw``: from now on no key is a signal; ``is_input_taken``: the client may send more input; ``exit_code``: the
+    client exits with it.
     """
 
     data: bytes = b""

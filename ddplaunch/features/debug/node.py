@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DebugSide(NodeSide):
-    """Runs the debug server of this node, and resumes its ranks when they are to be stopped."""
+    """Runs the debug server of this node, and resumes the node's ranks before they are stopped."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context, self._options = context, context.options[Debugging]
@@ -69,7 +69,7 @@ class DebugSide(NodeSide):
         return RankSide("features/debug/rank/breakpoint_hooks", settings) if any(settings.values()) else None
 
     def _socket_path(self, rank: int) -> str:
-        """Return the path of the debug server's socket for a rank; "" if it has a terminal, or there is no server."""
+        """Return the path of the debug server's socket for a rank; "" if the rank has a terminal, or there is none."""
         return self.server.socket_path() if self.server is not None and not self._rank_has_terminal(rank) else ""
 
     def _rank_has_terminal(self, rank: int) -> bool:
@@ -95,7 +95,7 @@ class DebugSide(NodeSide):
             self.server.release_ranks(message.attempt)
 
     def _on_error(self) -> None:
-        """Resume the ranks, which no user can reach after a bug in this side; then time limits count again."""
+        """Resume the ranks, which no user can reach after a bug in this class; then time limits count again."""
         try:
             if self.server is not None and self._ranks is not None:
                 self.server.release_ranks(self._ranks.number)

@@ -17,7 +17,7 @@ class RankTerminal:
     """The pseudo-terminal of a rank; after ``close`` the programs that use it get end of file."""
 
     def __init__(self, loop: EventLoop, on_output: Callable[[bytes], None]) -> None:
-        """Open the terminal; ``on_output`` gets what is written to it. Raises OSError if no pseudo-terminal is free."""
+        """Open the terminal; ``on_output`` gets what is written there. Raises OSError if no pseudo-terminal is free."""
         self._loop, self._on_output = loop, on_output
         self._main_fd, self._rank_fd = os.openpty()  # kept open here too: the rank opens it repeatedly
         self.path = os.ttyname(self._rank_fd)

@@ -16,7 +16,7 @@ NOT_PREPARED_ERROR = "this job has no debugger: start it in a terminal, or with 
 class DebugRanks(Request[UserOutput], frozen=True):
     """Attach to all ranks that are, or will be, at a breakpoint; ``stop``: pause this rank first.
 
-    ``columns`` and ``rows``: of the user's terminal, none for a pipe. The client then sends the user's input.
+    ``columns`` and ``rows``: the size of the user's terminal, 0 for a pipe. The client then sends the user's input.
     """
 
     stop: Count | None = None

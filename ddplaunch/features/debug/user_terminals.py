@@ -27,7 +27,7 @@ class RemoteTerminal:
     is_remote = True
 
     def __init__(self, send: Callable[[UserOutput], None], finish: Callable[[], None], columns: int, rows: int) -> None:
-        """``finish`` closes the connection once all is sent; a terminal of no columns is a pipe."""
+        """``finish`` closes the connection once all is sent; ``columns``: 0 for a pipe."""
         self._send, self._finish = send, finish
         self.size = min(columns, _MAX_COLUMNS), rows
         self.is_pipe = not columns
@@ -56,7 +56,7 @@ class RemoteTerminal:
             self.draw((CLEAR_ROW if before else b"") + row)
 
     def lend(self, on: bool) -> None:
-        """Lend the terminal to a program that draws on it: all keys are input, and text waits for the end."""
+        """Begin or end (``on``) to lend the terminal to a program: it gets all keys, and text is shown afterwards."""
         if on:
             self.show_row(b"", reads_keys=True)
             self._held = b""

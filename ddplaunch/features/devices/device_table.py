@@ -1,4 +1,4 @@
-"""Prints the devices as a table on a terminal; imported only there, as rich takes longer than the rest."""
+"""Prints the devices as a table on a terminal; imported only for one, as rich takes longer than all else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = {
 """Of the table in a terminal: a field of ``DeviceRow``, its title and its style."""
 
 USED_BY_WIDTH = 18
-"""Characters to which a narrow terminal folds that column."""
+"""The width, in characters, to which column ``used_by`` is folded in a narrow terminal."""
 
 OPTIONAL_COLUMNS = ("cpus", "pci", "uuid")
 """Left out in a narrow terminal."""

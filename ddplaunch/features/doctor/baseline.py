@@ -104,7 +104,7 @@ def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
 
 
 def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Findings:
-    """Report measurements that are slower than in the baseline; if CPUs are busy, only that nothing was compared."""
+    """Report measurements that are slower than in the baseline; of nodes with busy CPUs, only that they are busy."""
     busy = [node.name for node in examination.nodes if node.facts and is_cpu_time_short(node.facts)]
     best = _index_best(list_measurements(examination))
     before = {key: old for key, old in _index_best(saved.figures).items() if key in best and best[key].unit == old.unit}
@@ -142,7 +142,7 @@ def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, 
 
 
 def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
-    """Index measurements by subject and hosts; of several keep the best, as CPU processes slow one another."""
+    """Index measurements by subject and hosts; of several per key keep the best: CPU processes slow one another."""
     best_by_key: dict[Key, Measurement] = {}
     for measurement in measured:
         key = (measurement.what, tuple(sorted(measurement.hosts)))

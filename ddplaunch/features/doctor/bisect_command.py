@@ -118,7 +118,7 @@ class BisectRunner:
             print_note(f"the command has no {_HOSTS}, so it must read {hosts_system.SUBMIT_HOSTS_VARIABLE}")
 
     def run(self, names: Hosts) -> TrialResult:
-        """Run the command on these hosts, and print a line on it. Raises LaunchError if the command cannot start."""
+        """Run the command on these hosts, and print its result. Raises LaunchError if the command cannot start."""
         self._runs += 1
         listed = ",".join(self._host_texts[name] for name in names)
         words = [word.replace(_HOSTS, listed).replace(_NNODES, str(len(names))) for word in self._command]

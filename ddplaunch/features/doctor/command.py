@@ -168,7 +168,7 @@ def _parse_manual_nodes(
 
 @contextmanager
 def _closing_peers() -> Iterator[list[DoctorPeer]]:
-    """Context manager that yields a list for nodes; at its end it closes them, and kills processes that do not exit."""
+    """Context manager that yields a list for peers; at the end it closes the peers, and kills processes that stay."""
     peers: list[DoctorPeer] = []
     try:
         yield peers

@@ -110,7 +110,7 @@ def guardian_main() -> None:
 
 
 def _has_process_in_group(group: int) -> bool:
-    """Whether a descendant of this process is in process group ``group``; others were meant to outlive their parent."""
+    """Whether a descendant of this process is in process group ``group``; those in others may outlive their parent."""
     for pid in list_descendants(os.getpid()):
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group:

@@ -1,8 +1,8 @@
 """Network tests between nodes: each node listens on ports, to which the others connect and send.
 
-First a byte and its reply. Then the quality of the path: small packets, whose losses and round-trip times the kernel
-reports, and a stream that starts with packets of full size: a path that drops these without an ICMP message lets small
-ones through (RFC 2923, "black hole detection").
+The first test sends a byte and waits for a reply. Others measure the quality of the path: small packets, whose losses
+and round-trip times the kernel reports, and a stream that starts with packets of full size: a path that drops these
+without an ICMP message lets small ones through (RFC 2923, "black hole detection").
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def measure_ping(address: tuple[str, int], nonce: str) -> PingResult:
 
 
 def _exchange_messages(connection: socket.socket) -> int:
-    """Exchange small packets; return how many were sent: more if a packet was lost, fewer if many were."""
+    """Exchange small packets, more if a packet was lost, fewer if many were; return how many were sent."""
     target_count, sent, came = _MIN_MESSAGES, 0, 0
     began = time.monotonic()
     with suppress(OSError):

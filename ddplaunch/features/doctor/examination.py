@@ -48,7 +48,7 @@ A = TypeVar("A", bound=TaggedMessage)
 
 
 class ExaminedNode(Struct, frozen=True):
-    """The facts of one node, or why it has none; times in seconds."""
+    """The facts of one node, or why there are none; times in seconds."""
 
     name: str
     facts: NodeFacts | None = None
@@ -192,7 +192,7 @@ class Examiner:
         self._find_node_zero()
 
     def _find_node_zero(self) -> None:
-        """Replace node 0's route by the one to the address that others use, if its own name resolves to its loopback.
+        """Replace node 0's route by that to the address that others use, if node 0 resolves its own name to loopback.
 
         Debian's installer maps that name to 127.0.1.1 in /etc/hosts. A job also uses the address that others reach.
         """
@@ -245,7 +245,7 @@ class Examiner:
                 yield source, target, port, tried
 
     def _measure_flows(self, paths: Sequence[PathResult]) -> tuple[Flow, ...]:
-        """Measure round-trip time, loss and throughput of working paths: many pairs at once, each node in one."""
+        """Measure round-trip time, loss and throughput of working paths: many pairs at once, each node in one pair."""
         ports: dict[Pair, int] = {}
         for path in paths:
             if path.outcome == "ok":
@@ -332,7 +332,7 @@ class Examiner:
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 
     def _remeasure_slow_pairs(self, pairs: dict[tuple[int, ...], CollectiveResult]) -> None:
-        """Measure slow pairs again, alone: concurrent pairs may have slowed them, and then the remaining ones too."""
+        """Measure slow pairs again, alone: concurrent pairs may have slowed them. If so, drop other slow results."""
         slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=largest_bus_bandwidth)
         for each in slow[:MAX_REMEASURED_PAIRS]:
             for nodes, again in self._measure_in_groups([each.nodes], most=1).items():

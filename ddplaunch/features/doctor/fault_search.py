@@ -61,7 +61,7 @@ class FaultSearch:
         return self._sorted(host for fault in found for host in fault.left_out or fault.hosts)
 
     def run(self) -> Trials[None]:
-        """Remove one fault after the other until the remaining hosts pass."""
+        """Find one fault after the other, and leave its hosts out, until the remaining hosts pass."""
         rest = self.hosts
         while rest:
             outcome = yield from self._result_for(rest)
@@ -81,7 +81,7 @@ class FaultSearch:
         yield from self._readmit()
 
     def _minimize(self, hosts: Hosts, others: Hosts) -> Trials[Hosts]:
-        """Find a minimal subset of ``hosts`` that fails together with ``others``; all of ``hosts`` do."""
+        """Find a minimal subset of ``hosts`` that fails together with ``others``; all ``hosts`` together do fail."""
         if len(hosts) == 1:
             return hosts
         halves = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
@@ -104,7 +104,7 @@ class FaultSearch:
         return len(found) >= MAX_FAULTS and passed < min(found)
 
     def _readmit(self) -> Trials[None]:
-        """Of hosts that fail together, add those to the good hosts that pass together with the good hosts."""
+        """Of the hosts that fail together, add to the good hosts those that pass together with the good hosts."""
         for index, fault in enumerate(self.faults):
             good, out = self.good_hosts or (), fault.hosts
             if len(fault.hosts) > 1:

@@ -166,7 +166,7 @@ def nodes_by_value(nodes: Iterable[ExaminedNode], read: Callable[[NodeFacts], st
 
 
 def join_node_names(who: Sequence[str]) -> str:
-    """ "n0, n1 and n2"; of more than ``_MAX_NAMES`` the first."""
+    """Join names to "n0, n1 and n2"; of more than ``_MAX_NAMES``, only the first are named."""
     if len(who) > _MAX_NAMES:
         return f"{', '.join(who[:_MAX_NAMES])} and {len(who) - _MAX_NAMES} more"
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
@@ -294,7 +294,7 @@ def _describe_ports(ports: tuple[int, ...]) -> str:
 
 
 def _split_failed_nodes(pairs: set[Pair], all_pairs: set[Pair]) -> tuple[list[int], set[Pair]]:
-    """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
+    """Return the nodes of which all paths failed, in both directions, and the failed paths between other nodes."""
     failed_nodes, remaining = list[int](), set(pairs)
     for node in sorted({node for pair in pairs for node in pair}):
         node_pairs = {pair for pair in all_pairs if node in pair}
@@ -349,7 +349,7 @@ def format_flops(flops: float) -> str:
 
 
 def _check_pairs(examination: DoctorResults) -> Findings:
-    """Report a node if all its pairs are slow or fail, else the single link."""
+    """Report a node if all its pairs are slow or fail; else report each slow pair."""
     pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
     throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
     share = SLOW_FRACTION_WHEN_BUSY

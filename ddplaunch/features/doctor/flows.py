@@ -1,7 +1,7 @@
 """Quality of the paths between nodes: round-trip time, packet loss and throughput, and the findings on these. Pure.
 
-The limits are those of one data center, even if all paths here are alike, and the speed that a link reports. A path has
-one fault, the first in the order of causes: packet loss explains all others.
+A path is judged by what is usual in one data center, even if all paths here are alike, and by the speed that its link
+reports. It has one fault, the first in the order of causes: packet loss explains all others.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings
 
 
 def _summarize(fault: FlowFault, flows: Sequence[Flow]) -> Flow:
-    """Return the worst path of a finding; with the sum of lost packets, as a busy node sends few on some paths."""
+    """Return the worst path of a finding; for lost packets with the sums of all, as a busy node sends few on some."""
     worst = max(flows, key=_FAULT_SEVERITY[fault])
     if fault == "lossy":
         return replace(worst, sent=sum(each.sent for each in flows), lost=sum(each.lost for each in flows))
@@ -115,7 +115,7 @@ _FAULT_SEVERITY: Mapping[FlowFault, Callable[[Flow], float]] = {
 def _group_by_node(
     faulty: Collection[Pair], measured: Collection[Pair], name: Callable[[int], str]
 ) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield the subject of each finding and its paths: all paths, those of one node, or those of two nodes."""
+    """Yield the subject of each finding and its paths: all paths, those of one node, or those between two nodes."""
     remaining = sorted(faulty)
     pairs = {frozenset(pair) for pair in measured}
     bad = {frozenset(pair) for pair in faulty}
@@ -160,5 +160,5 @@ def _make_finding(fault: FlowFault, subject: str, flow: Flow) -> Finding:
 
 
 def format_megabits(rate: float) -> str:
-    """A rate in bytes per second, in the unit of interface speeds."""
+    """Format a rate, given in bytes per second, in Mbit/s, the unit of interface speeds."""
     return f"{rate * 8 / 1e6:.3g} Mbit/s" if rate < 125e6 else f"{rate * 8 / 1e6:.0f} Mbit/s"

@@ -22,6 +22,6 @@ def read_facts(context: CheckContext) -> NodeFacts:
 
 
 def machine_findings(name: str, facts: NodeFacts) -> Findings:
-    """Yield the findings on one machine, independent of the others."""
+    """Yield the findings on one machine, independent of other machines."""
     for check in CHECKS:
         yield from check.findings(name, facts)

@@ -1,4 +1,4 @@
-"""The process that the doctor starts on each node: answers requests until its stdin ends, and leaves no process."""
+"""The process that the doctor starts on each node: answers requests until its stdin ends, and leaves no child."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _read(requests: queue.SimpleQueue[messages.Question]) -> None:
-    """Queue each request; after the last one, or at the end of stdin, exit at once, which ends the children too."""
+    """Queue each request. At request ``Exit`` or the end of stdin exit at once, which ends the children too."""
     with suppress(OSError), open(0, "rb") as stdin:
         while len(head := stdin.read(LENGTH.size)) == LENGTH.size:
             length = min(LENGTH.unpack(head)[0], MAX_FRAME_BYTES)

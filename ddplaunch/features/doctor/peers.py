@@ -112,7 +112,7 @@ class DoctorPeer:
 
 
 def _open_memory_file() -> IO[bytes]:
-    """Open a file in memory, as disks may be full; on a disk with conda's Python, which has no memfd_create."""
+    """Open a file in memory, as disks may be full; on a disk if Python has no memfd_create (conda's)."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("stderr"), "w+b")
     return tempfile.TemporaryFile()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def start_output() -> Callable[[object], object]:
-    """Called in the helper process: print that it has started; return the function that prints a value as JSON."""
+    """Called in the helper process: print that it has started; return a function that prints values as JSON."""
     out = os.dup(1)
     os.dup2(2, 1)  # for everything else that prints
     os.write(out, b'"begun"\n')
@@ -64,7 +64,7 @@ class HelperProbe:
 
     @classmethod
     def for_function(cls, function: Callable[..., object], *words: str) -> HelperProbe:
-        """Start a helper process that calls this module-level function with these words."""
+        """Start a helper process that calls this module-level function with these arguments."""
         return cls(_CALL, function.__module__, function.__name__, *words)
 
     def write_task(self, task: object) -> None:
@@ -82,13 +82,13 @@ class HelperProbe:
         return None
 
     def read_result(self, kind: type[T], timeout_s: float) -> T | None:
-        """Read the result of the function, within ``timeout_s`` of its start, as ``read``; then close the child."""
+        """Read the result of the function like ``read``, within ``timeout_s`` of its start; then end the process."""
         answer = self.read_first_line(kind, timeout_s)
         self._child.close()
         return answer
 
     def read_first_line(self, kind: type[T], timeout_s: float) -> T | None:
-        """Read the first line, within ``timeout_s`` of the start, as ``read``; the child keeps running."""
+        """Read the first line like ``read``, within ``timeout_s`` of the start; the process keeps running."""
         return self.read(kind, timeout_s) if self.read(str, START_TIMEOUT_S) else None
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ def _format_machines(examination: DoctorResults) -> Iterator[str]:
 
 
 def _format_row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
-    """A row of the table: one value for all nodes, or each value with its nodes."""
+    """Yield the lines of a row of the table: one value for all nodes, or each value with its nodes."""
     if values:
         cells = [f"{value} ({join_node_names(who)})" for value, who in values.items()]
         yield from _wrap_text(f"{label:{_LABEL}}", "; ".join(cells if len(values) > 1 else values))

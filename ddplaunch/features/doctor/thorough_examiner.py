@@ -1,4 +1,4 @@
-"""``doctor --thorough``: all nodes at once, and each network that they share besides that to node 0."""
+"""The tests of ``doctor --thorough``: all nodes at once, and networks that nodes share besides that to node 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEMORY_DIVISOR = 16  # of the available memory, for one tensor of one process: 
 
 
 class ThoroughExaminer(Examiner):
-    """An examination that goes on with longer tests."""
+    """Runs the tests of ``Examiner``, and then longer ones."""
 
     def examine(self) -> DoctorResults:
         results = super().examine()
@@ -42,7 +42,7 @@ class ThoroughExaminer(Examiner):
                 yield from self._measure_collective(group, name)
 
     def _measure_collective(self, nodes: Sequence[int], name: str) -> Iterable[CollectiveResult]:
-        """Measure a collective on these nodes; with CPUs one process per node, so that it measures the network."""
+        """Measure a collective on these nodes; on CPUs with one process per node, so that it measures the network."""
         most = 1 if len(nodes) > 1 and self._backend_for(nodes[0]) == "gloo" else MAX_GPUS
         facts = (self._found[node].facts for node in nodes)
         free = min((each.memory_available or 0 for each in facts if each), default=0)

@@ -1,6 +1,7 @@
-"""Kubernetes as a batch scheduler: ``ddplaunch submit --scheduler kubernetes``, and all commands on such jobs.
+"""Kubernetes as a batch scheduler: ``ddplaunch submit --scheduler kubernetes``, and the commands for such jobs.
 
-``manifest`` builds the objects. ``kubectl`` reaches the API server, as the user is logged in there: ``kubectl``.
-``objects`` is what is read, ``job_state`` decides what it means, ``scheduler`` is what the commands use. Their output
-comes from the pods: ``pod_logs``. ``command`` and ``submission`` create jobs.
+The feature ``manifest`` builds the objects. ``kubectl`` calls the program kubectl, which has the user's login to the
+API server. ``objects`` defines the objects that are read, ``job_state`` derives a job's state from them, and
+``scheduler`` offers both to the commands. ``pod_logs`` reads the output of a job from its pods. ``command`` and
+``submission`` create jobs.
 """

@@ -113,7 +113,7 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> in
 
 
 def _complete(ctx: click.Context, job: PodJob) -> PodJob:
-    """Return the job with a run id and labels; commands in its pods name the job's run by that id."""
+    """Return the job with a run id and ddplaunch's labels added; commands in its pods name the run by this id."""
     run_id = () if ctx.params["run_id"] else ("--run-id", job.name)
     labels = {**job.labels, MANAGED: "ddplaunch", INSTANCE: job.name}  # ``ps`` lists jobs by the first
     return replace(job, command=(*run_id, *job.command), labels=labels)

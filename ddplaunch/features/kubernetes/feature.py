@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Feature, SchedulerEntry
 
 
 def has_context() -> bool:
-    """Whether this user may have a context of kubectl; its programs are not started to find that out."""
+    """Whether the user seems to have a context of kubectl, by files and variables alone; kubectl is not started."""
     files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     return any(map(os.path.exists, files.split(os.pathsep))) or "KUBERNETES_SERVICE_HOST" in os.environ
 

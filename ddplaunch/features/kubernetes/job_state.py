@@ -18,7 +18,7 @@ _BACK_OFF = re.compile(r"Back-off pulling image (\"[^\"]*\"|\S+?)(: |$)")
 
 
 def current_pods(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the latest pod of each node rank, in their order; ``pods``: the earliest first."""
+    """Return the latest pod of each node rank, sorted by node rank; ``pods`` must have the earliest first."""
     latest = {pod.rank: pod for pod in pods}
     return [latest[rank] for rank in sorted(latest)]
 
@@ -27,9 +27,9 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
     """Return the state of a job.
 
     Args:
-        pods: all that it has or had, the earliest first.
-        events: those of the pod that keeps it waiting, or of the job if it has no pods; the latest first.
-        queued: why Kueue does not admit it yet.
+        pods: all pods that the job has or had, the earliest first.
+        events: of the pod for which the job waits, or of the job if it has no pods; the latest first.
+        queued: why Kueue does not admit the job yet.
     """
     if job.condition(*_SUCCESS):
         return ended_state(0, "completed")
@@ -61,13 +61,13 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
 
 
 def waiting_pod(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod whose events show why the job waits; None if the pod's status shows it, or no pod waits."""
+    """Return the first waiting pod if only its events can show why it waits; None if its status does, or none waits."""
     waiting = [pod for pod in current_pods(pods) if not pod.is_running and not pod.has_ended]
     return next((pod for pod in waiting[:1] if why_waiting(pod) in ("for its containers", "for a node")), None)
 
 
 def why_waiting(pod: Pod, events: Sequence[Event] = ()) -> str:
-    """Return why a pod does not run yet, to follow "waits: "."""
+    """Return why a pod does not run yet, in words that can follow "waits: "."""
     statuses = [*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ())]
     images = {each.name: each.image for each in pod.spec.containers}
     for status in statuses:
@@ -88,13 +88,13 @@ def why_waiting(pod: Pod, events: Sequence[Event] = ()) -> str:
 
 
 def _pull_error(event: Event) -> str:
-    """Return the registry's answer in an event "Failed"; "" if it is another event."""
+    """Return the registry's error message from an event "Failed to pull image"; "" for other events."""
     found = re.match(r"Failed to pull image \"[^\"]*\": (.*)", event.message or "", re.DOTALL)
     return found[1] if found else ""
 
 
 def exit_code(pod: Pod) -> int:
-    """Return the exit code of a pod that has ended; one that was evicted before it had one counts as lost."""
+    """Return the exit code of a pod that has ended; if it was evicted without one, the code for a lost node."""
     if pod.terminated:
         return pod.terminated.exit_code
     return EXIT_UNAVAILABLE if pod.status.phase == "Failed" else 0
@@ -106,7 +106,7 @@ def _failed(reason: str | None, message: str | None, pods: Sequence[Pod]) -> Bat
     current = current_pods(pods)
     ended = sorted(current, key=lambda pod: (pod.terminated.finished_at or "") if pod.terminated else "~")
     first = next((pod for pod in [*current[:1], *ended] if exit_code(pod)), None)
-    if first is None:  # its pods are gone; the rule that failed the job names the code
+    if first is None:  # the pods are gone; the message of the failed job has the exit code
         found = re.search(r"exit code (\d+)", message or "")
         state = ended_state(int(found[1]) if found else 1, "failed")
         return state if found else replace(state, description=f"failed: {_one_line(message or reason or '')}")
@@ -146,7 +146,7 @@ def why_queued(workloads: Iterable[Workload]) -> str:
 
 
 def _first_sentence(text: str | None) -> str:
-    """Return the first sentence, without what follows on preemption: "0/8 nodes are available: 8 Insufficient cpu"."""
+    """Return the first sentence, without the part about preemption: "0/8 nodes are available: 8 Insufficient cpu"."""
     return re.split(r"\.?\s+preemption: |\. ", _one_line(text), maxsplit=1)[0].rstrip(".")
 
 

@@ -1,7 +1,7 @@
-"""Calls of ``kubectl``: it has the user's contexts, login plug-ins and proxies.
+"""Calls ``kubectl``, which has the user's contexts, login plug-ins and proxies.
 
 Objects are read and written by their paths in the API (``--raw``): one request each, without the lists of kinds and
-schemas that kubectl would get first.
+schemas that kubectl would request first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROGRAM = "kubectl"
 
 
 class Place(Struct, frozen=True):
-    """Where a job is: a namespace, and a context of the user's kubeconfig, "" in a pod of the cluster itself."""
+    """Where a job is: a namespace, and a context of the user's kubeconfig, which is "" in a pod of the cluster."""
 
     context: str
     namespace: str
@@ -57,7 +57,7 @@ class Collection(Struct, frozen=True):
 
 
 class ServerError(Struct, frozen=True):
-    """Why a call failed: a status of the API server, or, without a ``reason``, kubectl's own message."""
+    """Why a call of kubectl failed: the API server's status or, if ``reason`` is "", kubectl's own message."""
 
     reason: str  # NotFound, Forbidden, AlreadyExists, Invalid, …
     message: str
@@ -93,7 +93,7 @@ class CallFailed(LaunchError):
 
 
 class Call:
-    """A running call of kubectl; several may run at a time."""
+    """A running process of kubectl; several may run at a time."""
 
     def __init__(self, place: Place | None, *words: str, body: bytes | None = None) -> None:
         """Start kubectl. Raises OSError if there is no kubectl."""
@@ -107,7 +107,7 @@ class Call:
         )
 
     def result(self, seconds: float) -> bytes:
-        """Wait for kubectl and return its output. Raises CallFailed, also if it takes longer."""
+        """Wait up to ``seconds`` for kubectl, and return its output. Raises CallFailed if it fails or takes longer."""
         try:
             out, err = self._process.communicate(self._body, max(0.1, seconds))
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ def get(place: Place, path: str) -> Call:
 
 
 def current_place(namespace: str | None, environ: Mapping[str, str], seconds: float) -> Place:
-    """Return the user's current context, and its namespace if none is given. Raises UsageError if there is none."""
+    """Return the current context with ``namespace``, by default its own. Raises UsageError if there is no context."""
     form = "{.current-context}{'\\n'}{.contexts[0].context.namespace}"
     context, own = "", ""
     try:

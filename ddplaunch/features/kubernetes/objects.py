@@ -1,4 +1,4 @@
-"""The objects of Kubernetes with the fields that are read; others are skipped.
+"""The Kubernetes objects that are read, with the fields that are used; other fields are skipped.
 
 The fields are those of kubernetes.io/docs/reference/kubernetes-api; of a JobSet those of jobset.x-k8s.io/v1alpha2, of
 Kubeflow's jobs those of trainer.kubeflow.org/v1alpha1 and kubeflow.org/v1.
@@ -37,7 +37,7 @@ POD_LABELS = {
     TRAINJOB: _JOBSET_NAME,
     PYTORCHJOB: "training.kubeflow.org/job-name",
 }
-"""The label with the job's name that its controller gives the pods. The JobSet of a TrainJob has its name."""
+"""By kind of job: the pods' label with the job's name, set by its controller. A TrainJob's JobSet has its name."""
 
 INDEX = "batch.kubernetes.io/job-completion-index"  # a label and an annotation of the pods of an indexed Job
 REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -61,7 +61,7 @@ class Metadata(_Object, frozen=True):
     annotations: Mapping[str, str] | None = None
 
     def value(self, key: str) -> str | None:
-        """Return the value of a label, else of an annotation."""
+        """Return the value of the label ``key``, or of the annotation ``key`` if there is no such label."""
         return (self.labels or {}).get(key) or (self.annotations or {}).get(key)
 
 
@@ -95,7 +95,7 @@ class ContainerStatus(_Object, frozen=True):
     image: str = ""
     restart_count: int = 0
     state: ContainerState = ContainerState()
-    last_state: ContainerState = ContainerState()  # of the container before
+    last_state: ContainerState = ContainerState()  # of the previous container
 
 
 class PodStatus(_Object, frozen=True):
@@ -119,7 +119,7 @@ class PodSpec(_Object, frozen=True):
     restart_policy: str = "Always"
 
 
-_CONTAINERS = (CONTAINER, "node", "pytorch")  # as ``manifest`` and the runtimes of Kubeflow name it
+_CONTAINERS = (CONTAINER, "node", "pytorch")  # ddplaunch's, as ``manifest`` and Kubeflow's runtimes name it
 
 
 class Pod(_Object, frozen=True):
@@ -208,7 +208,7 @@ class Job(_Object, frozen=True):
     status: JobStatus = JobStatus()
 
     def condition(self, *kinds: str) -> Condition | None:
-        """Return the condition of one of these types that is true."""
+        """Return a condition of one of these types whose status is "True"; None if there is none."""
         found = (each for each in self.status.conditions or () if each.type in kinds and each.status == "True")
         return next(found, None)
 
@@ -221,7 +221,7 @@ class Event(_Object, frozen=True):
 
 
 class Workload(_Object, frozen=True):
-    """A Workload of Kueue: what Kueue queues for a job."""
+    """Kueue's object Workload: Kueue creates one for each job, and queues it until the job may start."""
 
     metadata: Metadata
     status: JobStatus = JobStatus()

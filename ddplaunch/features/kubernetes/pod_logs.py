@@ -1,7 +1,7 @@
-"""The output of a job: the logs of all its pods in one stream, in which each line has its rank already.
+"""The output of a job: the logs of all its pods in one stream. The launchers have put the rank before each line.
 
-A log is read with timestamps. When the connection breaks, it is read again from the last one, which the API server
-takes in whole seconds: ``LineCursor`` drops what was printed before.
+Each line of a log has a timestamp. After a broken connection the log is read again from the last timestamp, which the
+API server takes in whole seconds: ``LineCursor`` drops the lines that were printed before.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class LogLine(NamedTuple):
 
 
 class LineCursor:
-    """The place in a pod's log up to which it was read: drops the lines before it when the log is read again.
+    """The position up to which a pod's log was read; drops earlier lines when the log is read again.
 
-    Lines may share a moment, so those of the last one are counted.
+    Several lines may have the same moment, so the lines with the last moment are counted.
     """
 
     def __init__(self) -> None:
         self.since: str | None = None  # the last timestamp
         self._moment, self._count = -1, 0  # of the last line; how many lines of that moment were read
-        self._skipped = 0  # of those, since the log is read again
+        self._skipped = 0  # how many of these lines came in the current reading
 
     def reread(self) -> None:
         """Called before the log is read again, from ``since`` or from its beginning."""
         self._skipped = 0
 
     def accept(self, raw: bytes) -> LogLine | None:
-        """Parse a line; None if it was read before."""
+        """Parse a line of the log; return None if the line was read before."""
         stamp, _, text = raw.partition(b" ")
         moment = parse_moment(stamp.decode(errors="replace"))
         if moment is None:  # a message of the kubelet, or the rest of a line that was split
@@ -83,7 +83,7 @@ def parse_moment(text: str) -> int | None:
 
 
 class _PodStream(threading.Thread):
-    """Follows the log of one container of a pod, and puts its lines into a queue; None at its end."""
+    """Thread that follows the log of one container of a pod, and puts its lines into a queue; None at the end."""
 
     def __init__(self, place: Place, pod: Pod, lines: int, queue: Queue[tuple[_PodStream, LogLine | None]]) -> None:
         super().__init__(daemon=True, name=f"log of {pod.name}")
@@ -93,11 +93,11 @@ class _PodStream(threading.Thread):
         self._process: subprocess.Popen[bytes] | None = None
         self._changed = threading.Condition()
         self._is_closed = self._has_ended = False
-        self._containers_since = 0  # containers of the pod after this one
-        self._updates = 0  # how often the pod was seen
+        self._containers_since = 0  # how many containers have replaced this one in the pod
+        self._updates = 0  # how often ``update`` was called
 
     def update(self, *, has_ended: bool, containers_since: int) -> None:
-        """Called with each new state of the pod, or once it was deleted."""
+        """Called after each query of the pod; ``containers_since``: how many containers have replaced this one."""
         with self._changed:
             self._has_ended = self._has_ended or has_ended
             self._containers_since = containers_since
@@ -122,8 +122,8 @@ class _PodStream(threading.Thread):
         self._queue.put((self, None))
 
     def _wait_for_retry(self, is_last: bool) -> None:
-        """Wait before the log is read again; if the container may restart, until the pod's new state is known."""
-        seen = self._updates + (2 if self._can_restart else 1 << 62)  # the next answer may be an older one
+        """Wait before the log is read again; if the container may restart, wait until the pod's new state is known."""
+        seen = self._updates + (2 if self._can_restart else 1 << 62)  # the next state may have been queried before
         timeout_s = None if self._can_restart and not is_last else RETRY_INTERVAL_S
         with self._changed:
             self._changed.wait_for(
@@ -131,7 +131,7 @@ class _PodStream(threading.Thread):
             )
 
     def _read(self, *, follow: bool) -> bool:
-        """Continue to read the log after the last line; return whether all is read, if the container has ended."""
+        """Continue to read the log; return whether its rest was read, which is all of it if the container has ended."""
         cursor = self._cursor
         cursor.reread()
         lines = self._lines if cursor.since is None else 0
@@ -159,7 +159,7 @@ class _PodStream(threading.Thread):
 def log_query(
     container: str, *, follow: bool = False, previous: bool = False, since: str | None = None, lines: int = 0
 ) -> dict[str, str]:
-    """Return the query for a log; ``previous``: of the previous container; ``lines``: how many of the last lines."""
+    """Return the URL parameters to request a log; ``previous``: of the container before; ``lines``: only the last."""
     query = {"container": container, "timestamps": "true"}
     query |= {"follow": "true"} if follow else {}
     query |= {"previous": "true"} if previous else {}
@@ -178,9 +178,9 @@ class PodLogs(LogSource):
     """The logs of all pods of a job."""
 
     def __init__(self, place: Place, job: str, find_pods: Callable[[], list[Pod]], lines: int) -> None:
-        """``find_pods``: returns all pods of the job as last seen; ``lines``: the last lines of each pod, 0 for all."""
+        """``find_pods``: returns all pods of the job as last seen; ``lines``: so many last lines of each, 0: all."""
         self._place, self._job, self._find_pods, self._lines = place, job, find_pods, lines
-        self._streams: dict[tuple[str, int], _PodStream] = {}  # by pod, and restarts of its container
+        self._streams: dict[tuple[str, int], _PodStream] = {}  # by pod, and number of its container's restarts
         self._finished: set[_PodStream] = set()
         self._queue: Queue[tuple[_PodStream, LogLine | None]] = Queue(MAX_LINES)
         self._is_followed = False
@@ -207,7 +207,7 @@ class PodLogs(LogSource):
         sys.stdout.buffer.flush()
 
     def copy_rest(self) -> None:
-        """Print the lines of all pods until now: in their order, or those that were not printed while followed."""
+        """Print the rest of all logs: sorted by time or, if they were followed, all lines not yet printed."""
         if not self._is_followed:
             self._print_all()
             return
@@ -253,7 +253,7 @@ class PodLogs(LogSource):
             print_line(f"following {MAX_STREAMS} of {count} pods; ddplaunch logs {self._job} prints all later")
 
     def _print_all(self) -> None:
-        """Print the logs of all pods, merged by their timestamps; of restarted containers also those before them."""
+        """Print the logs of all pods, merged by timestamps; also the log of the container before the last restart."""
         all_pods = self._find_pods()
         failures: list[str] = []
         previous = [self._stored_lines(pod, [], previous=True) for pod in all_pods if pod.has_previous_log]

@@ -1,6 +1,7 @@
-"""Kubernetes as a scheduler: the state of jobs, their end, and commands in their pods.
+"""Kubernetes as a batch scheduler: queries and cancels jobs, and runs commands in their pods.
 
-A job's number is its name, with its kind where that is not Job: ``jobset/wine``. Its cluster is context and namespace.
+The "number" of a job here is its name, with the kind before it unless that is Job: ``jobset/wine``. Its "cluster"
+is its context and namespace.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from ddplaunch.system.schedulers.scheduler import (
 )
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
-FIND_TIMEOUT_S = 3.0  # for a job that is not on record: the word may be anything
-MANAGED = "app.kubernetes.io/managed-by"  # a label of all that ddplaunch creates
+FIND_TIMEOUT_S = 3.0  # for a name that is not on record: it may not be a job at all
+MANAGED = "app.kubernetes.io/managed-by"  # a label of all objects that ddplaunch creates
 
 
 def split_number(number: str) -> tuple[str, str]:
-    """Return kind and name from a job's number: "wine" is a Job, "jobset/wine" a JobSet."""
+    """Split the number of a job into kind and name: "wine" is a Job, "jobset/wine" a JobSet."""
     kind, slash, name = number.rpartition("/")
     return (kind, name) if slash else (JOB, number)
 
 
 def job_number(kind: str, name: str) -> str:
-    """Return the name of a job in commands and messages: "wine" for a Job, "jobset/wine" for a JobSet."""
+    """Return the number of a job, its name in commands and messages: "wine" for a Job, "jobset/wine" for a JobSet."""
     return name if kind == JOB else f"{kind}/{name}"
 
 
 class Kubernetes(Scheduler):
-    """Kubernetes, by kubectl; it queries many jobs at once with two requests for each namespace and kind."""
+    """Kubernetes, through kubectl; queries many jobs at once with two requests for each namespace and kind of job."""
 
     title, submit_program, query_program, cancel_program = "Kubernetes", *[kubectl.PROGRAM] * 3
     history_hint = "it was deleted, by --ttl or by a user"
@@ -63,7 +64,7 @@ class Kubernetes(Scheduler):
     step_failure_hint = "kubectl auth can-i create pods/exec shows whether you may run commands in pods"
 
     def __init__(self) -> None:
-        self._alive: set[JobId] = set()  # jobs that were seen before their end: if they are gone, they were deleted
+        self._alive: set[JobId] = set()  # jobs seen before their end: if one is gone later, it was deleted
         self._pods: dict[JobId, list[Pod]] = {}  # as last seen
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState]:
@@ -99,7 +100,7 @@ class Kubernetes(Scheduler):
                     yield from self._gone(job)
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
-        """Query one job, and if it waits the events that say why."""
+        """Query one job; if it waits, also query the events that show why."""
         place, (kind, name), deadline = Place.parse(job.cluster), split_number(job.number), Deadline(seconds)
         try:
             job_call, pod_call = _list_objects(place, kind, [job])
@@ -123,7 +124,7 @@ class Kubernetes(Scheduler):
         except msgspec.DecodeError:
             return None
         state, ask = self._describe(job, job_object, pods), partial(_try_get, place, deadline)
-        if state.code and not any(pod.has_ended for pod in pods):  # they were listed before the job had failed
+        if state.code and not any(pod.has_ended for pod in pods):  # the pods were listed before the job had failed
             data = ask(PODS, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
             return self._describe(job, job_object, _nodes(objects.decode_pods(data)) if data else pods)
         if not state.is_pending:
@@ -151,7 +152,7 @@ class Kubernetes(Scheduler):
         return replace(state, job=job, number=job.number)
 
     def _gone(self, job: JobId) -> Iterator[BatchJobState]:
-        """Yield the end of a job that was deleted while it was watched; nothing for one that is not known."""
+        """Yield the final state of a job that was deleted while it was watched; nothing for a job that was not seen."""
         self._pods[job] = []
         if job in self._alive:
             yield replace(ended_state(EXIT_SIGNAL + 15, "was deleted"), job=job, number=job.number)
@@ -167,7 +168,7 @@ class Kubernetes(Scheduler):
         return PodLogs(Place.parse(job.cluster), job.text, lambda: self.find_pods(job), lines)
 
     def find_job(self, word: str) -> SubmittedJob | None:
-        """Find a job of the current context by its name, or as KIND/NAME, as one that was applied by hand."""
+        """Find a job that is not on record, by NAME or KIND/NAME, in the current context; None if there is none."""
         kind, name = split_number(word)
         if kind not in JOBS or not NAME.fullmatch(name):
             return None
@@ -187,7 +188,7 @@ class Kubernetes(Scheduler):
         )  # fmt: skip
 
     def cancel(self, job: JobId) -> None:
-        """Delete a job, and with it all that it owns; its pods get SIGTERM and their grace."""
+        """Delete a job and all objects that it owns; its pods get SIGTERM, and SIGKILL after their grace."""
         place, (kind, name) = Place.parse(job.cluster), split_number(job.number)
         path = JOBS[kind].path(place, name, propagationPolicy="Foreground")
         try:
@@ -203,7 +204,7 @@ class Kubernetes(Scheduler):
     def step_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return a command of kubectl that runs ``ddplaunch WORDS`` in a pod, or a shell that does so in all pods."""
+        """Return a kubectl command that runs ``ddplaunch WORDS`` in a pod; ``everywhere``: a command for all pods."""
         pods, zero = self._running_pods(job, state)
         if not everywhere:
             return _exec_words(job, state, zero, words), os.environ
@@ -217,7 +218,7 @@ class Kubernetes(Scheduler):
         return _exec_words(job, state, pod, words, *options), os.environ
 
     def _running_pods(self, job: SubmittedJob, state: BatchJobState) -> tuple[list[Pod], Pod]:
-        """Return the pods that run, and that of ``state.host``, else of node 0. Raises UsageError if none runs."""
+        """Return the running pods, and that of ``state.host``, else the first one. Raises UsageError if none runs."""
         pods = [pod for pod in current_pods(self.find_pods(JobId(job.number, job.cluster))) if pod.is_running]
         if not pods:
             raise UsageError(f"job {job.number}: no pod runs", f"ddplaunch attach {job.number} waits for them")
@@ -233,7 +234,7 @@ class Kubernetes(Scheduler):
 def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequence[str], *options: str) -> list[str]:
     """Return the command that runs ``ddplaunch WORDS`` in a pod.
 
-    A job that was not submitted here has a run with a name of its own, the only one in the pod.
+    The run of a job that was not submitted here has an unknown name, but is the only run in the pod.
     """
     named = words if job.run_id else [word for word in words if word != f"{state.number}."]
     place, argv = Place.parse(job.cluster), [*launcher_command("python"), *named]
@@ -241,7 +242,7 @@ def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequen
 
 
 def _list_objects(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:
-    """Begin to read jobs of one kind, and their pods: one by its name, several by ddplaunch's label."""
+    """Start to read jobs of one kind and their pods: a single job by its name, several jobs by ddplaunch's label."""
     collection = JOBS[kind]
     if len(jobs) == 1:
         name = split_number(jobs[0].number)[1]
@@ -258,7 +259,7 @@ def _decode_jobs(data: bytes, jobs: Sequence[JobId]) -> list[Job]:
 
 
 def _nodes(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods in which ddplaunch runs; a job of Kubeflow may have others, which prepare data first."""
+    """Return the pods in which ddplaunch runs; a job of Kubeflow may have other pods, which prepare data first."""
     return [
         pod
         for pod in pods
@@ -273,7 +274,7 @@ def _unknown_state(job: JobId, place: Place, error: Exception) -> BatchJobState:
 
 
 def _try_get(place: Place, deadline: Deadline, collection: Collection, **query: str) -> bytes | None:
-    """Read a list that only helps to explain a state; None if that is not possible, or not allowed."""
+    """Read a list of objects that only helps to explain a state; None if it cannot or may not be read."""
     try:
         return get(place, collection.path(place, **query)).result(deadline.left)
     except (CallFailed, OSError):

@@ -1,4 +1,4 @@
-"""Creates the objects of a job. The job comes first and owns the others, which are deleted with it."""
+"""Creates the Kubernetes objects of a job. The job is created first, and owns the others: they are deleted with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _COLLECTIONS = {each.kind: each for each in (CONFIG_MAPS, SERVICES, POD_GROUPS, 
 def create_job(place: Place, job: PodJob) -> None:
     """Create all objects of the job.
 
-    Raises UsageError if the API server refuses one, after which none is left, and SchedulerNotResponding.
+    Raises UsageError if the API server refuses an object, SchedulerNotResponding if it does not reply. The objects
+    created before are then deleted.
     """
     *owned, first = build_objects(job)
     created = decode_job(_create(place, first))
@@ -47,7 +48,7 @@ def _create(place: Place, fields: dict[str, Any]) -> bytes:
     try:
         call = Call(place, "create", "--raw", path, "--filename", "-", body=json.dumps(fields).encode())
         data = call.result(QUERY_TIMEOUT_S)
-        decode_job(data)  # metadata alone is read of any kind
+        decode_job(data)  # fits every kind of object: only the metadata is required
     except CallFailed as failed:
         raise explain(failed.error, place, collection, name) from None
     except msgspec.DecodeError as error:
@@ -62,7 +63,7 @@ def _remove(place: Place, collection: Collection, created: Job) -> None:
 
 
 def explain(error: ServerError, place: Place, collection: Collection, name: str) -> LaunchError:
-    """Return the error, with a hint, for an object that the API server did not create."""
+    """Return the error for the user, with a hint: why the API server did not create an object."""
     what, where = error.message, f"namespace {place.namespace}"
     if error.reason == "AlreadyExists":
         hint = "leave --no-unique-name out, or choose another --job-name"

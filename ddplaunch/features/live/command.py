@@ -162,8 +162,8 @@ class SocketJobSource:
     ) -> None:
         """Send a request; ``on_done`` is called after the last reply.
 
-        Without any reply, the job has ended, or was suspended for longer than the timeout of a connection; then the
-        request is sent again.
+        If there is no reply, the job has ended, or was suspended for longer than the timeout of a connection. While its
+        launcher exists, the request is sent again.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -314,7 +314,7 @@ class TopViewer:
         return self._code
 
     def _run_command(self, command: str, *words: str) -> None:
-        """Run another command on this job in the terminal, and show the view again after Enter."""
+        """Run a command of ddplaunch on this job in the terminal; show the view again once the user types Enter."""
         argv = [*launcher_command(sys.executable), command, str(job_at(self._path).pid), *words]
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""Renders the live view as rows: a summary of the job, exceptional ranks by number, a cell or row per rank. Pure."""
+"""Renders the live view as rows: a summary of the job, lists of exceptional ranks, a cell or row per rank. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HIGHLIGHTED = frozenset(
 """Activities whose ranks are listed, however many there are."""
 
 
-MAX_RANK_ROWS = 16  # up to which each rank has a row on 24 lines; more get cells too, and the table scrolls
+MAX_RANK_ROWS = 16  # so many ranks have a row each on 24 lines; with more, they get cells too, and the table scrolls
 
 
 def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
@@ -55,7 +55,7 @@ def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
 
 
 def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
-    """Render the full screen: summary and sentences first, then rows for ranks, then what else there is room for."""
+    """Render the full screen: summary and sentences first, then rows for ranks, then other parts if there is room."""
     limit = max(1, columns - 1)
     ranks = rank_activities(view)
     lines = build_table_rows(view, ranks)
@@ -130,7 +130,7 @@ def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list
 def _table(
     view: ViewState, lines: list[TableRow], ranks: Mapping[int, RankActivity], limit: int, room: int
 ) -> list[Row]:
-    """Render the rows of the table that there is room for, the chosen rank among them."""
+    """Render as many rows of the table as there is room for, that of the chosen rank among them."""
     if room < 2 or not lines:
         return []
     places = [one.rank.rank for one in lines]
@@ -140,7 +140,7 @@ def _table(
 
 
 def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figures: bool = True) -> list[Row]:
-    """Build the parts of the summary line; ``figures``: add the values that the full screen shows as trends."""
+    """Build the parts of the summary line; ``figures``: with the values that the full screen shows as trends."""
     status, inspection = view.current.status, view.current.inspection
     age = _format_age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
@@ -215,7 +215,7 @@ def _render_sentences(view: ViewState, limit: int, most: int) -> list[Row]:
 
 
 def _legend(view: ViewState, ranks: Mapping[int, RankActivity]) -> list[Row]:
-    """List the activities with their ranks, exceptional ones first; of the most common one only the count."""
+    """List the activities, exceptional ones first, each with its ranks; for the most common one only their number."""
     members_of: dict[RankActivity, list[int]] = {}
     for rank, what in ranks.items():
         members_of.setdefault(what, []).append(rank)
@@ -233,7 +233,7 @@ def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:
 
 
 def render_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
-    """Render a character for each rank, in at most ``most`` rows; with too many ranks, for several ranks together."""
+    """Render a character for each rank or, if that takes more than ``most`` rows, for several ranks together."""
     numbers = sorted(ranks)
     if len(numbers) < 2 or most < 1:
         return []
@@ -253,7 +253,7 @@ def render_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> li
 
 
 def _grid_size(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int, int]:
-    """Return the width of the numbers on the left, the cells in a row, and the ranks in a cell."""
+    """Return three sizes: the width of the rank numbers on the left, the cells in a row, and the ranks in a cell."""
     label = len(str(numbers[-1]))
     each_row = max(1, (limit - label) // (_CELLS_PER_BLOCK + 1)) * _CELLS_PER_BLOCK
     return label, each_row, -(-len(numbers) // (each_row * most))
@@ -266,7 +266,7 @@ def _render_cell_note(ranks: Mapping[int, RankActivity], limit: int, most: int) 
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks as runs: "rank 3", "ranks 0-6, 8"."""
+    """Format ranks, consecutive ones as a range: "rank 3", "ranks 0-6, 8"."""
     runs = group_consecutive(ranks)
     named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:_MAX_NAMED_RUNS]]
     more = f" and {sum(map(len, runs[_MAX_NAMED_RUNS:]))} more" if len(runs) > _MAX_NAMED_RUNS else ""

@@ -1,7 +1,7 @@
 """A terminal screen with a live view: rows below the scrolling log that are redrawn, or a full screen.
 
 The rows come from a callback, which is called whenever they may have changed. All changes within a thirtieth of a
-second are one write, so that nothing flickers.
+second are drawn in one write, so that nothing flickers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least
 MAX_HELD_BYTES = 4 << 20  # of log lines that are held while the full screen is shown
 
 RenderRows = Callable[[int, int, bool], Sequence[Row]]
-"""Renders the rows for a terminal of these columns and rows; the flag: for the full screen."""
+"""Renders the rows for a terminal with so many columns and rows; the flag: whether for the full screen."""
 
 _ENTER_FULL = b"\x1b[?1049h\x1b[?25l"
 _LEAVE_FULL = b"\x1b[?25h\x1b[?1049l"
@@ -37,7 +37,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class LiveScreen(TerminalScreen):
-    """A ``TerminalScreen`` with the rows of a live view below all lines."""
+    """A ``TerminalScreen`` with the rows of a live view below all lines of the log."""
 
     reads_keys = True
 
@@ -47,18 +47,18 @@ class LiveScreen(TerminalScreen):
         self._render_rows: RenderRows | None = None
         self._rows: tuple[Row, ...] = ()
         self._rendered_for: tuple[int, int, bool] | None = None  # columns, rows, full; None: render again
-        self._widths: list[int] = []  # of the rows below the lines
+        self._widths: list[int] = []  # of the rows below the log
         self._pending = bytearray()
         self._due = False
         self._last = 0.0
-        self._held_lines: bytearray | None = None  # that came during the full screen, None without it
-        self._dropped = 0  # of them
+        self._held_lines: bytearray | None = None  # that came during the full screen; None while it is off
+        self._dropped = 0  # how many held lines were dropped
         self._keyboard: Keyboard | None = None
 
     # ------------------------------------------------------------------------------------------------ what is drawn
 
     def begin(self, render: RenderRows, on_key: Callable[[str], object] | None) -> None:
-        """Start drawing; ``on_key`` is called with keys, None if standard input belongs to a rank."""
+        """Start drawing; ``on_key`` is called with each key; it is None if standard input belongs to a rank."""
         self._render_rows = render
         self._widths = [1] * self._drawn  # drawn by TerminalScreen
         if on_key is not None:
@@ -77,7 +77,7 @@ class LiveScreen(TerminalScreen):
             self._schedule_draw()
 
     def print_text(self, text: str) -> None:
-        """Print a text that the user requested to the log, where it can be scrolled back to."""
+        """Print a text that the user requested into the log, so that the user can scroll back to it."""
         self.set_full_screen(False)
         self._write(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
@@ -91,7 +91,7 @@ class LiveScreen(TerminalScreen):
         return self._held_lines is not None
 
     def set_full_screen(self, on: bool) -> None:
-        """Switch to the full screen, or back to the log and the lines held meanwhile."""
+        """Switch to the full screen, or back to the log, which then gets the lines held meanwhile."""
         if on == self.is_full_screen or self._render_rows is None:
             return
         if on:
@@ -195,7 +195,7 @@ class LiveScreen(TerminalScreen):
         self._home.write(self._erase() + lines + self._frame())
 
     def _erase(self) -> bytes:
-        """Move the cursor to the first drawn row, and clear from there on.
+        """Return the bytes that move the cursor to the first drawn row, and clear the screen from there on.
 
         If the terminal was made narrower, it has wrapped the rows, as most terminals do.
         """
@@ -207,7 +207,7 @@ class LiveScreen(TerminalScreen):
         return b"\r" + (f"\x1b[{up}A".encode() if up else b"") + b"\x1b[J"
 
     def _frame(self) -> bytes:
-        """Render the rows below the lines; none while the launcher is in the background (``&``)."""
+        """Render the rows below the log; none while the launcher is in the background (``&``)."""
         if self._render_rows is None or not in_foreground(self._fd):
             return b""
         bar = self._bottom_row(self._home).decode(errors="replace")

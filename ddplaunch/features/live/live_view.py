@@ -1,4 +1,4 @@
-"""The live view of a job, its own launcher's or another's: inspects it once a second, draws it, acts on keys."""
+"""The live view of a job, of this launcher or another one: inspects it once a second, draws it, and handles keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LATENESS_INTERVAL_S = 30.0  # between two inspections of lateness, which take up
 LATENESS_DELAY_S = 10.0  # before the first of them
 LOG_LINES = 20  # of a rank's log
 STACK_INTERVAL_S = 5.0  # between two inspections with stacks
-MAX_LOCATED_RANKS = 64  # up to which the full screen shows the line of each rank
+MAX_LOCATED_RANKS = 64  # with at most so many ranks, the full screen shows the line of each
 HINT = "? help  q quit  s stacks  l log  Enter stack  o order  / filter  x stop"
 PAGE_HINT = "Esc back  Up, Down"
 UP, DOWN, PAGE_UP, PAGE_DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j"), ("\x1b[5~",), ("\x1b[6~", " ")
@@ -74,14 +74,14 @@ class JobSource(Protocol):
         """Request the last output lines of a rank, as text."""
 
     def failures(self, on_reply: Callable[[str], None]) -> None:
-        """Request a text on the ranks that have failed so far."""
+        """Request a text about the ranks that have failed so far."""
 
     def advice_to_continue(self) -> str:
         """Return a hint on how to continue a suspended job; "" if the job is not suspended."""
 
 
 class LiveView:
-    """Draws a job on a screen until ``close``, or until the user types ``q``."""
+    """Draws the live view of a job until ``close`` is called, or the user types ``q``."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LiveView:
         self._loop, self._screen, self._job, self._on_quit, self._run_command = loop, screen, job, on_quit, run_command
         self._gpus = GpuUsageQuery(loop)
         self._snapshot: JobSnapshot | None = None
-        self._previous: JobSnapshot | None = None  # in the same attempt
+        self._previous: JobSnapshot | None = None  # the one before, if it is of the same attempt
         self._request_at = 0.0  # when the open request was sent; 0 without one
         self._waits: frozenset[tuple[int, WaitPoint]] = frozenset()  # described by the sentences
         self._sentences: tuple[str, ...] = ()
@@ -129,13 +129,13 @@ class LiveView:
             trend.seed((each[0], value) for each in before if (value := each[place]) is not None)
 
     def start(self, *, keys: bool) -> None:
-        """Show the view; ``keys``: it may read standard input."""
+        """Show the view; ``keys``: whether it reads keys from standard input."""
         self._has_keys = keys
         self._screen.begin(self._render, self._on_key if keys else None)
         self._on_timer()
 
     def close(self) -> None:
-        """Stop inspecting; what is drawn stays."""
+        """Stop inspecting the job; the drawn rows stay."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -300,7 +300,7 @@ class LiveView:
         self._screen.refresh()
 
     def _show_text(self, text: str) -> None:
-        """Show a text that the user requested: in the full screen, or in the log, where it can be scrolled back to."""
+        """Show a text that the user requested: in the full screen if that is on, else in the log."""
         if not self._screen.is_full_screen:
             return self._screen.print_text(text)
         self._page = text.rstrip("\n"), 0
@@ -344,7 +344,7 @@ class EmbeddedView(NodeSide):
         if isinstance(event, AttemptPlanned):
             self._nnodes = event.plan.nnodes
         if isinstance(event, SignalReceived):
-            self._screen.set_full_screen(False)  # messages on the end are in the log
+            self._screen.set_full_screen(False)  # messages about the end of the job are in the log
         if isinstance(event, Restarting) and event.verdict:
             self._verdicts.append(event.verdict)
         if isinstance(event, JobEnded):
@@ -381,7 +381,7 @@ class EmbeddedView(NodeSide):
 
 
 def _trend_values(sample: NodeSample) -> tuple[float | None, float | None, float | None]:
-    """Return collectives per second, CPU % and GPU %."""
+    """Return collectives per second, CPU % and GPU %; None where unknown."""
     rate = max((each.collectives for each in sample.ranks if each.collectives is not None), default=None)
     return rate, 100 * sum(each.cpus or 0.0 for each in sample.ranks), _mean_busy(sample.gpus)
 
@@ -409,14 +409,14 @@ def mark_suspended(now: JobSnapshot) -> JobSnapshot:
 
 
 def describe_waiting(inspection: Inspection) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Describe which ranks wait for which, one sentence for each wait; also return the ranks that they wait for."""
+    """Return sentences on which ranks wait for which, one for each wait, and the set of ranks that are awaited."""
     waits = find_waits(inspection)
     awaited = frozenset(rank for wait in waits for rank in wait.roots)
     return tuple(describe_wait(wait, inspection) for wait in waits), awaited
 
 
 def help_text() -> str:
-    """Return the help on keys and signs."""
+    """Return the help on the keys, and on the signs for what ranks do."""
     keys = (
         ("s", "stacks: where each rank is (ddplaunch stacks)"),
         ("l", "log: the last lines of a rank (ddplaunch logs)"),

@@ -15,13 +15,13 @@ from ddplaunch.observe.diagnosis.inspection import ProgramInspection
 from ddplaunch.observe.diagnosis.program_text import add_usage
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 
-MAX_PROGRAM_ROWS = 8  # those that are not ready come first
+MAX_PROGRAM_ROWS = 8  # programs that are not ready come first
 _MAX_NAME = 20
-_MIN_TEXT = 16  # columns for the last line, which is left out otherwise
+_MIN_TEXT = 16  # columns: with fewer, the last line of output is left out
 
 
 class ProgramRow(NamedTuple):
-    """The data of one program; None where unknown."""
+    """A row of the table: one program, and the usage of its GPUs."""
 
     program: ProgramInspection
     gpus: Sequence[GpuUsage]

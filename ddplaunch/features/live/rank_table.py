@@ -12,9 +12,9 @@ from ddplaunch.observe.diagnosis.inspection import RankInspection
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 
-WIDE_COLUMNS = 100  # of a terminal, from which on the gap between two columns of the table is two blanks
+WIDE_COLUMNS = 100  # from this width of the terminal on, two columns of the table have two blanks between them
 _MIN_TEXT_COLUMNS = 20  # for location and last output line together
-_MIN_WORD_MODE_COLUMNS = 40  # the same, for the activity of a rank to be a word instead of a sign
+_MIN_WORD_MODE_COLUMNS = 40  # for both, where the activity of a rank is a word instead of a sign
 
 
 class TableRow(NamedTuple):
@@ -22,9 +22,9 @@ class TableRow(NamedTuple):
 
     rank: RankInspection
     activity: RankActivity
-    location: str  # the user's line, or what it waits in
+    location: str  # the user's line, or the collective or function in which the rank waits
     last_line: str  # its last line of output
-    busy: float | None  # CPUs
+    busy: float | None  # number of busy CPUs
     usage: ProcessUsage | None
     gpu: GpuUsage | None
     rate: float | None  # collectives a second
@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, TableColumn] = {
 """The columns of numbers, by priority: the last ones are left out first, and empty ones always."""
 
 SORT_KEYS = ("rank", "state", *(name for name in COLUMNS if name != "pid"))
-"""By which the ranks can be sorted."""
+"""The keys by which the ranks can be sorted."""
 
 
 def sort_rows(

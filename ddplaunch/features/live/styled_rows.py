@@ -46,7 +46,7 @@ def truncate_row(row: Row, limit: int) -> Row:
 
 
 def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
-    """Put the parts one after the other, with a gap between two, into as many rows of ``limit`` columns as needed."""
+    """Join parts with gaps into rows of at most ``limit`` columns; a part that does not fit begins a new row."""
     rows: list[Row] = []
     for part in parts:
         joined = (*rows[-1], StyledText(gap, "2"), *part) if rows else ()
@@ -58,7 +58,7 @@ def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
 
 
 def wrap_text(text: str, limit: int, most: int) -> list[Row]:
-    """Wrap a text into at most ``most`` rows; the last one is cut if there is more."""
+    """Wrap a text into at most ``most`` rows; the last row is cut if there is more text."""
     lines = textwrap.wrap(text, max(1, limit), subsequent_indent="  " if limit > 20 else "")
     if len(lines) > most:
         lines[most - 1 :] = [lines[most - 1] + " …"]
@@ -73,7 +73,7 @@ def render_row(row: Row, colour: bool) -> str:
 
 
 def wrap_styled(line: str, limit: int) -> list[Row]:
-    """Wrap a line of text whose style, if any, is that of its beginning."""
+    """Wrap a line of text with one style: the ANSI style at its beginning, if there is one."""
     style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
     parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
     return [truncate_row((StyledText(part, style[1] if style else ""),), limit) for part in parts]

@@ -33,7 +33,7 @@ _OWN_STOP_CODES = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
 class RankActivity(Enum):
-    """The activity of a rank, with word, sign, style and meaning; the most important first."""
+    """What a rank does, with the word, sign, style and meaning that users see; the most important activity first."""
 
     FAILED = "failed", "X", "1;31", ""
     AWAITED = "awaited", "!", "1;31", "other ranks wait for it, and it does not"
@@ -73,13 +73,13 @@ class ViewState(Struct, frozen=True):
     previous: JobSnapshot | None = None  # for rates
     gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
     sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
-    awaited: frozenset[int] = frozenset()  # the ranks for which others wait, by these sentences
+    awaited: frozenset[int] = frozenset()  # the ranks for which others wait, according to these sentences
     filter_text: str = ""  # the filter: "0,3-5", or a word of a rank's line
-    hint: str = ""  # the keys
+    hint: str = ""  # what the keys do
     locations: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last stack inspection
     lateness_s: Mapping[int, float] = field(default_factory=dict)  # by rank: how much later it enters collectives
     trends: Mapping[str, TrendLine] = field(default_factory=dict)  # by metric
-    sort_by: str = ""  # of the table; "" is by rank, or by state with many ranks
+    sort_by: str = ""  # the column that sorts the table; "": by rank, or by state if there are many ranks
     cursor: int | None = None  # the chosen rank
     program_gpus: Mapping[str, tuple[GpuUsage, ...]] = field(default_factory=dict)  # by program: those on this machine
     suspended: bool = False  # whether a signal has stopped the job's launcher
@@ -96,7 +96,7 @@ class TrendLine:
         self._each = 1
 
     def seed(self, before: Iterable[tuple[float, float]]) -> None:
-        """Prepend earlier measurements: (seconds, value)."""
+        """Begin with earlier measurements; each is (its duration in seconds, its value)."""
         known = [*before]
         while sum(seconds for seconds, _ in known) >= self._each * self.MAX_POINTS / 2:
             self._each *= 2
@@ -117,7 +117,7 @@ class TrendLine:
             self._each *= 2
 
     def render(self, width: int, top: float = 0.0) -> str:
-        """Render all points as bars in ``width`` columns; ``top``: the value of the highest bar, at least."""
+        """Render all points as bars in ``width`` columns; a full bar is ``top``, or a larger value if there is one."""
         together = -(-len(self.means) // max(1, width)) or 1
         parts = [self.means[at : at + together] for at in range(0, len(self.means), together)]
         means = [sum(part) / len(part) for part in parts]
@@ -188,7 +188,7 @@ def correct_completed(now: Inspection, before: Inspection | None) -> Inspection:
 
 
 def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:
-    """Set ``moved`` by comparison with the inspection before, if the ranks were inspected only once."""
+    """Set ``moved`` of each rank by comparison with the previous inspection, if this one read the ranks only once."""
     if any(rank.moved or rank.threads for rank in now.ranks):
         return now
     earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
@@ -227,7 +227,7 @@ def _matches_filter(filter: str, rank: int, about: str) -> bool:
 
 
 def _elapsed(view: ViewState) -> float:
-    """Return the seconds between the two snapshots; 0 with one only."""
+    """Return the seconds between the two snapshots; 0 if there is only one."""
     return max(0.0, view.current.inspection.moment - view.previous.inspection.moment) if view.previous else 0.0
 
 

@@ -1,4 +1,4 @@
 """``ddplaunch manifest``: Kubernetes manifests (YAML) for jobs.
 
-A file for each kind of object; no cluster is asked.
+``kubernetes`` and ``kubeflow_jobs`` build the objects, ``pod_spec`` the pods. No cluster is contacted.
 """

@@ -92,7 +92,7 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 
 
 def read_pod_code(ctx: click.Context, target: str) -> CodeArchive | None:
-    """Pack the folder of --code; None for none. Raises UsageError if a script would not run from the copy."""
+    """Pack the folder of --code; return None without one. Raises UsageError if a script would not run from the copy."""
     params, path = ctx.params, target.partition(":")[0]
     if params["code"] in (None, NO_CODE):
         return None
@@ -102,12 +102,12 @@ def read_pod_code(ctx: click.Context, target: str) -> CodeArchive | None:
         local_target = batch_command.find_local_target(ctx)
     except UsageError:
         if is_in_copy:
-            raise  # others may be in the image alone
+            raise  # other targets may be in the image alone
     return read_code(ctx, current_directory(), local_target)
 
 
 def job_notes(job: PodJob, code: CodeArchive | None, *, dry_run: bool) -> Iterator[str]:
-    """Yield notes for the user: files that are not copied and, in a dry run, sizes that are missing."""
+    """Yield notes for the user: on files that are not copied and, in a dry run, on missing sizes and on images."""
     yield from code.notes if code else ()
     if not dry_run:
         return
@@ -120,7 +120,7 @@ def job_notes(job: PodJob, code: CodeArchive | None, *, dry_run: bool) -> Iterat
 
 
 def read_pod_job(ctx: click.Context, target: str, code: CodeArchive | None) -> PodJob:
-    """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
+    """Return the job of these options. Raises UsageError if the image is missing, or values contradict each other."""
     params = ctx.params
     if params["image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
@@ -158,7 +158,7 @@ def read_pod_job(ctx: click.Context, target: str, code: CodeArchive | None) -> P
 
 
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
-    """Read NAME=N in Kubernetes' units: a number for CPUs and devices, else a size."""
+    """Parse texts NAME=N into Kubernetes' quantities: a number for CPUs and devices, else a size."""
     quantities: dict[str, str | int] = {}
     for name, value in values.parse_key_values(texts).items():
         if name == "cpu" or "/" in name:
@@ -169,7 +169,7 @@ def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
 
 
 def _check_consistency(job: PodJob) -> None:
-    """Raise UsageError for values that contradict each other, which Kubernetes would reject later."""
+    """Raise UsageError for values that contradict each other; Kubernetes would reject them only later."""
     for each in job.secrets:
         name = each.partition("=")[0]
         if name in job.variables:
@@ -204,15 +204,15 @@ def _find_restricted_violation(job: PodJob) -> str | None:
 
 
 def _ports(ctx: click.Context) -> tuple[int, ...]:
-    """Ports on which node 0 listens: torch's store and the control port."""
+    """Return the ports on which node 0 listens: that of torch's store, and the control port."""
     store = ctx.params["master_port"] or DEFAULT_PORT
     return (store, ctx.params["control_port"] or store + 1)
 
 
 def _pod_groups(ctx: click.Context, target: str, nodes: int, *, is_elastic: bool) -> tuple[PodGroup, ...]:
-    """Return the groups of pods of a job whose programs need other GPUs or images than its ranks; () for one shape.
+    """Return the groups of pods of a job whose programs need other GPUs or images than its ranks; () if all are equal.
 
-    Raises UsageError if the programs need another number of nodes, or one with an image has none of its own.
+    Raises UsageError if the programs need another number of nodes, or one with --program-image has no nodes of its own.
     """
     params = ctx.params
     images = values.parse_key_values(params["program_images"])

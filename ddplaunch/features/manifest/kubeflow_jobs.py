@@ -1,8 +1,8 @@
 """Builds the specs of Kubeflow's jobs: a TrainJob for Trainer v2, a PyTorchJob for the Training Operator.
 
-The runtime of a TrainJob makes the JobSet, the TrainJob overrides parts; options for fields that it cannot override are
-rejected. The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes set PET_* in the pods
-(``clusters/kubeflow``).
+The runtime of a TrainJob makes the JobSet, and the TrainJob overrides parts of it; options for fields that a TrainJob
+cannot override are rejected. The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes set PET_* in the
+pods (``clusters/kubeflow``).
 
 The operator of a PyTorchJob sets RANK in pods (``clusters/kubeflow``). The fields are those of kubeflow.org/v1,
 pkg/apis/kubeflow.org/v1 of its release 1.9; facts about the operator are from pkg/controller.v1 there.

@@ -1,9 +1,9 @@
 """Builds the Kubernetes manifest of a job: a pure function; the output is short enough to read before ``kubectl`` runs.
 
-It is an indexed Job, whose pods are the nodes, and a headless Service that gives each a name; it needs no operator. Or
-it is a JobSet that contains this Job and manages the Service itself, with a Job for each program that has nodes of its
-own where their pods differ; or a job of Kubeflow. In a pod ``ddplaunch run``
-reads its node rank from the variables that ``clusters/kubernetes`` knows. The fields are those of
+By default it has an indexed Job, whose pods are the nodes, and a headless Service that gives each pod a name; this
+needs no operator. A JobSet contains this Job, and manages the Service itself; if pods differ, it has a Job for each
+program with nodes of its own. Or the manifest has a job of Kubeflow. In a pod, ``ddplaunch run`` reads its node rank
+from the variables that ``clusters/kubernetes`` knows. The fields are those of
 kubernetes.io/docs/reference/kubernetes-api; facts about the Job controller are from its source, pkg/controller/job,
 and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
 """
@@ -49,7 +49,7 @@ _REQUIREMENTS = {
 
 def render_manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``. Raises UsageError if YAML cannot hold a string."""
-    version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
+    version = "1.31" if job.min_nodes else "1.29"  # the first with successPolicy; the first with backoffLimitPerIndex
     newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
     # kubectl apply keeps a copy of each object in an annotation, which has at most 256 KiB.
     verb = "create" if job.code else "apply"
@@ -60,7 +60,7 @@ def render_manifest(job: PodJob) -> str:
 
 
 def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
-    """Yield the Kubernetes objects of the job, with comments; the Job or JobSet is last."""
+    """Yield the Kubernetes objects of the job, with comments; the Job, JobSet or job of Kubeflow is last."""
     metadata = drop_empty({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
     if job.gang == COSCHEDULING:
         group = {with_comment("minMember", _min_member(job)): job.required_nodes}
@@ -92,7 +92,7 @@ def _labels(job: PodJob) -> dict[str, str]:
 
 
 def _gang_annotations(job: PodJob) -> dict[str, Any]:
-    """The annotation from which Volcano creates the PodGroup, which is owned by the Job and deleted with it."""
+    """Return the annotation from which Volcano creates the PodGroup; the Job owns it, so both are deleted together."""
     return {with_comment(_MIN_MEMBER, _min_member(job)): str(job.required_nodes)} if job.gang == VOLCANO else {}
 
 
@@ -160,9 +160,9 @@ def _job(job: PodJob) -> dict[str, Any]:
 def _pod_failure_rules(action: str) -> list[Any]:
     """Return the rules for failed pods; the first that matches decides.
 
-    A disrupted pod may have an exit code too, so its condition comes first. It is the same for preemption, eviction and
-    lost machines. If restarts are limited, both rules count: of the pods that end together when one is evicted, only
-    that one has the condition.
+    A disrupted pod may have an exit code too, so the rule for its condition comes first. This condition is the same for
+    preemption, eviction and lost machines. If restarts are limited, both rules count the restart: when one pod is
+    evicted, all pods end together, but only the evicted one has the condition.
     """
     codes = {"containerName": CONTAINER, "values": list(RETRY_EXIT_CODES)}
     unavailable = f"{EXIT_UNAVAILABLE}: a node was lost or never joined."

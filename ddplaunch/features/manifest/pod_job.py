@@ -21,7 +21,7 @@ from ddplaunch.system.clusters.systems.indexed_tasks import (
 OWN_VARIABLES = (INDEX_VARIABLE, FIRST_NODE_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE)
 """Variables for node rank, number of nodes and node 0; Kubernetes sets the index, the manifest the others."""
 
-FIRST_NODE = "ddplaunch-first-node"  # an annotation of the pods of a PodGroup: the node rank of its first one
+FIRST_NODE = "ddplaunch-first-node"  # an annotation of the pods of a PodGroup: the node rank of its first pod
 
 JOB, JOBSET, TRAINJOB, PYTORCHJOB = "job", "jobset", "trainjob", "pytorchjob"
 JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
@@ -81,7 +81,7 @@ class PodJob(Struct, frozen=True):
     shm: str | None  # size of /dev/shm; None is the pod's memory
     seconds: int | None  # the time limit of the whole job, from its submission
     grace: float  # seconds that ranks have between SIGTERM and SIGKILL
-    preempt_grace: float  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
+    preempt_grace: float  # seconds for a checkpoint before the grace, if SIGTERM is the preemption signal
     retries: int | None  # how often all pods may be started again; None: after each disruption
     ttl_s: int | None  # seconds until the finished job is deleted; None: never
     kind: str  # JOB, JOBSET, TRAINJOB or PYTORCHJOB
@@ -97,7 +97,7 @@ class PodJob(Struct, frozen=True):
     gang: str | None  # VOLCANO or COSCHEDULING
     scheduler: str | None  # schedulerName; None: Kubernetes' own, or that of the gang
     host_network: bool  # whether pods use the network of their machines
-    host_ports: tuple[int, ...]  # ports of node 0 there
+    host_ports: tuple[int, ...]  # ports of node 0 on the network of its machine
     service_account: str | None
     restricted: bool  # whether the pods meet the Pod Security Standard "restricted"
     user: tuple[int, int] | None  # the numbers of the pods' user and group; None for the image's
@@ -108,7 +108,7 @@ class PodJob(Struct, frozen=True):
     mounts: Sequence[Mount]
     code: CodeVolume | None = None  # None: the image has the code
     groups: Sequence[PodGroup] = ()  # of a JobSet whose pods differ
-    group: PodGroup | None = None  # the one that is being described
+    group: PodGroup | None = None  # the group whose pods are being built; None without groups
 
     @property
     def node_zero(self) -> str:
@@ -136,7 +136,7 @@ class PodJob(Struct, frozen=True):
 
 
 def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str) -> None:
-    """Raise UsageError if the job has one of these fields, mapped to their options: its kind does not support them."""
+    """Raise UsageError if the job sets a field that its kind does not support; ``options``: option names by field."""
     for name, option in options.items():
         if (value := getattr(job, name)) or (name == "retries" and value == 0):
             raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
@@ -149,7 +149,7 @@ def _pod_prefix(name: str, kind: str, groups: Sequence[PodGroup] = ()) -> str:
 
 
 def longest_name(nodes: int, kind: str = JOB, groups: Sequence[PodGroup] = ()) -> int:
-    """Maximum length of a job name, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
+    """Return the maximum length of a job name: its last pod's name, like NAME-node-0-INDEX, must be a DNS label."""
     prefixes = [_pod_prefix("", kind, [each]) for each in groups] or [_pod_prefix("", kind)]
     return MAX_DNS_LABEL - max(len(f"{prefix}{nodes - 1}") for prefix in prefixes)
 

@@ -35,7 +35,7 @@ _RDMA_PATTERN = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.
 
 
 def pod_spec(job: PodJob) -> dict[str, Any]:
-    """The pods' spec, with comments."""
+    """Return the spec of the job's pods, with comments."""
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
     grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for cleaning up."
     grace_s = math.ceil(job.preempt_grace + job.grace) + EXIT_MARGIN_S
@@ -57,7 +57,7 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
 
 
 def _placement(job: PodJob) -> dict[str, Any]:
-    """The fields that decide where pods run."""
+    """Return the fields that decide where pods run."""
     selector = {"matchLabels": job.own_pods}
     labels: dict[str, str] = {}
     rules: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def _placement(job: PodJob) -> dict[str, Any]:
 
 
 def _identity(job: PodJob) -> dict[str, Any]:
-    """The security context: user, group, seccomp profile."""
+    """Return the security context: user, group, seccomp profile."""
     user, group = job.user or (None, None)
     return drop_empty(
         {

@@ -22,7 +22,7 @@ from ddplaunch.features.submit.batch_command import (
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"
-"""The key of a label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in its manual)."""
+"""The key of a label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (see "Labels and Selectors")."""
 
 _VALUE = rf"(?:{_SHORT})?"
 _OBJECT = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"  # the name of a secret, a claim, … (RFC 1123, lowercase)
@@ -39,7 +39,7 @@ UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def format_size(text: str) -> str | None:
-    """Convert a size to Kubernetes' form: units are powers of 1024; without a unit M, as in Slurm; None for 0."""
+    """Convert a size to Kubernetes' form: units are powers of 1024; the default unit is M, as in Slurm; None for 0."""
     found = _SIZE.fullmatch(text)
     assert found, text
     number, unit = found.groups()
@@ -54,7 +54,7 @@ def parse_quantity(text: str) -> float:
 
 
 def parse_node_range(text: str) -> tuple[int, int]:
-    """Read N, or MIN:MAX."""
+    """Parse N or MIN:MAX; return the minimum and the maximum."""
     lowest, _, highest = text.partition(":")
     return int(lowest), int(highest or lowest)
 
@@ -120,7 +120,7 @@ def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> t
 
 
 def name_reader(expected: str) -> OptionReader:
-    """Return a reader for names of objects; ``expected`` names their type in errors."""
+    """Return a reader for names of Kubernetes objects; ``expected``: the kind of object, for error messages."""
     return pattern_reader(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
 
 
@@ -200,7 +200,7 @@ def read_mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ..
 
 
 def positive_time_reader(example: str, hint: str, *, unlimited: bool) -> OptionReader:
-    """Return a reader for times above 0; ``hint``: how to set no limit; ``unlimited``: that word is allowed."""
+    """Return a reader for times above 0; ``hint``: how to set no limit; ``unlimited``: UNLIMITED is allowed."""
     form = time_reader(example)
 
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:

@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
 """Strings that need no quotes. All others get them, even if some would not need them."""
 
 _RESERVED_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""Words that YAML 1.1 reads as something else, in any case (yaml.org/type/bool.html)."""
+"""Words that YAML 1.1 reads as booleans or null, in upper and lower case (yaml.org/type/bool.html)."""
 
 
 class _Key(str):
@@ -49,7 +49,7 @@ def write_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """PyYAML's writer, extended: states of its emitter (yaml/emitter.py) also write comments."""
+    """PyYAML's writer, extended to write comments, in two states of its emitter (yaml/emitter.py)."""
 
     above: object = None  # the key whose comment was written last
 

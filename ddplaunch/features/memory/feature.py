@@ -1,4 +1,4 @@
-"""Memory: the report of a rank that ran out of memory names the limit, and the ranks that used it; ``--oom-report``."""
+"""Memory: the report of a rank that ran out of memory names the limit, and who used the memory; ``--oom-report``."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 from ddplaunch.system.devices.cgroups import Cgroup
 
 LIMIT_FRACTIONS = (0.5, 0.75, 0.9)  # of a version 1 limit: passing one of these is an alarm
-MIN_QUIET_S = 1.0  # alarms are off so long after one, and twice as long after each that follows at once
+MIN_QUIET_S = 1.0  # alarms are off for this time after an alarm; it doubles for each alarm that follows at once
 MAX_QUIET_S = 15.0  # page caches fill any limit, and reach it all the time
 _PRESSURE_TRIGGER = b"some 200000 2000000"  # µs in 2 s in which a process waits for memory; needs no privileges
 
@@ -26,7 +26,7 @@ class MemoryAlarm:
     """Alarm that calls ``on_low_memory`` each time memory gets short, until the alarm is closed."""
 
     def __init__(self, loop: EventLoop, cgroups: Sequence[Cgroup], on_low_memory: Callback, root: str = "") -> None:
-        """Register with the kernel. OSError: too many files are open."""
+        """Register with the kernel. Raises OSError if too many files are open."""
         self._loop, self._on_low_memory = loop, on_low_memory
         self._pause: Timer | None = None
         self._quiet, self._enabled_at = MIN_QUIET_S, 0.0  # enabled since, on the monotonic clock

@@ -44,18 +44,18 @@ class OutOfMemory(Struct, frozen=True):
     limit: MemoryLimit
     before: int  # the control group's oom_kill counter when the ranks started
     after: int  # the same counter now
-    certain: bool = True  # whether a process of the job was killed; else perhaps another on this machine
+    certain: bool = True  # whether it was a process of the job; else perhaps another one on this machine
     victim: str = ""  # the killed process, if not the rank itself: "its process 4711, which had 3.1 GiB"
     others: int = 0  # other ranks that are still running
-    held: int = 0  # bytes of memory of those and their children
+    held: int = 0  # bytes of memory of these ranks and their children
 
 
 def explain_oom(
     shortage: OutOfMemory, points: Sequence[MemoryPoint], longer: Sequence[MemoryPoint] = ()
 ) -> tuple[str, ...]:
-    """Return at most four lines; ``points``: the rank's memory over time, up to its end.
+    """Explain the kill in at most four lines; ``points``: the rank's memory over time, up to its end.
 
-    ``longer``: the same from longer ago, but coarser: in these, memory that forked processes share counts in each.
+    ``longer``: points over a longer time, but coarser: memory that forked processes share counts for each of them.
     """
     goes_back = len(longer) > 1 and (len(points) < 2 or points[0].moment - longer[0].moment > _MIN_GAP_S)
     grew = longer if goes_back and _is_growth(longer) else points
@@ -111,7 +111,7 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
 
 
 def _is_growth(points: Sequence[MemoryPoint]) -> bool:
-    """Whether the memory of a rank grew by too much to be chance."""
+    """Whether the memory of a rank grew by more than chance."""
     held = points[-1].own + points[-1].children + points[-1].shared
     return sum(after - before for _, before, after in _growing_fields(points)) >= _MIN_GROWTH_FRACTION * held
 

@@ -113,7 +113,7 @@ def read_oom_summary(path: str | None, exception_text: str) -> str | None:
 
 
 class RankMemory:
-    """The memory of the ranks in one attempt, from the first spawn on."""
+    """The memory of the ranks in one attempt: samples it from the first spawn on, and explains kills."""
 
     def __init__(self, loop: EventLoop, ranks: Callable[[], Mapping[int, int]], root: str = "") -> None:
         """``ranks`` returns the pids of the ranks alive; ``root``: the folder with /proc and /sys."""
@@ -211,7 +211,7 @@ class RankMemory:
     def _point_before_kill(
         self, noted: PointsByRank, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
     ) -> MemoryPoint:
-        """The memory of a rank when a process of it was killed; much of it is free by now."""
+        """Return the memory of a rank when one of its processes was killed: by now much of it is free."""
         own, children, shared = (self._recent_peak(noted, rank, now, of) for of in ("own", "children", "shared"))
         if itself:
             own, shared = (record.anonymous_bytes, max(shared, record.shared)) if record else (max(own, peak), shared)
@@ -230,7 +230,7 @@ class RankMemory:
         return most
 
     def _find_exhausted_limit(self, now: Sequence[cgroups.Cgroup], record: OomKill | None) -> MemoryLimit:
-        """The limit that was reached: from the kernel log, or the innermost one reached, or the machine's memory."""
+        """Return the limit that was reached: by the kernel log, else the innermost one reached, else the machine's."""
         met = {each.path: each.limit_hits for each in self._before}
         for cgroup in now:
             named = (
@@ -247,7 +247,7 @@ class RankMemory:
         return cgroups.read_counters(f"{self._root}/proc/vmstat").get("oom_kill", 0)
 
     def sample(self) -> None:
-        """Store the resident sizes of the ranks; fast, and takes no locks of their memory."""
+        """Store the resident sizes of the ranks; this is fast, and does not lock their memory maps."""
         self._store_points(self._rss_points, self._sample_ranks(self._ranks(), proportional=False))
 
     def _on_alarm(self) -> None:

@@ -1,4 +1,4 @@
 """``--metrics``: a file of metrics for Prometheus.
 
-A figure is a line of ``prometheus_file``, from a sample of ``observe/samples``.
+``prometheus_file`` defines the metrics; their values come from the samples of ``observe/samples``.
 """

@@ -19,7 +19,7 @@ def _check_prom_path(option: Option, text: str | None) -> str | None:
 
 
 def check_folder(path: str) -> None:
-    """Check the folder of the metrics file, which need not exist. Raises UsageError if it cannot be written there."""
+    """Raise UsageError if the metrics file, which need not exist yet, cannot be written to its folder."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise UsageError(

@@ -59,7 +59,7 @@ class PrometheusFile(NodeSide):
         self._write()
 
     def observe(self, event: Event) -> None:
-        """Count stalls, and write the file at the end of the job. ``status`` must observe the event first."""
+        """Count stalls, and write the file at the end of the job. The job's status must observe the event first."""
         match event:
             case events.JobStalled(since=since) if since > self._last_stall_at + STALL_MERGE_S:
                 self._stalls, self._last_stall_at = self._stalls + 1, since
@@ -87,7 +87,7 @@ class PrometheusFile(NodeSide):
         labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
 
         def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
-            """``series``: its only value, or one for each rank or GPU; None where it is unknown."""
+            """``series``: its only value, or values by labels; None where a value is unknown."""
             values = series if isinstance(series, Mapping) else {"": series}
             if known := {more: value for more, value in values.items() if value is not None}:
                 yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"

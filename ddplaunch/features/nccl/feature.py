@@ -1,4 +1,4 @@
-"""The evidence of torch and NCCL: kept in the run's folder when the job stalls."""
+"""Keeps the evidence of torch and NCCL about a stalled job in the folder of the run."""
 
 from __future__ import annotations
 

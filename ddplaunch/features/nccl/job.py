@@ -1,11 +1,11 @@
-"""Node 0's part: has all nodes keep the evidence before the ranks of a stalled attempt are stopped."""
+"""Node 0's part: requests all nodes to keep the evidence before the ranks of a stalled attempt are stopped."""
 
 from __future__ import annotations
 
 from ddplaunch.core.feature import JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt
 
-KEEP_TIMEOUT_S = 4.0  # until the ranks are stopped without it
+KEEP_TIMEOUT_S = 4.0  # after this time the ranks are stopped without the evidence
 
 
 class StallJob(JobSide):

@@ -1,8 +1,8 @@
 """The evidence of a stall in the launcher of one node: when it is collected, where it is kept, what users see of it.
 
 It is collected when a stall is reported, and, at node 0's request, before the ranks of a stalled attempt are stopped.
-The folder is ``stall`` in that of ``--log-dir``, otherwise in that of the history; of a later attempt,
-``stall.attempt-1``. A later stall of the same attempt replaces it.
+Its folder is ``stall`` in the folder of ``--log-dir``, or else in the run's folder of the history; for a later attempt
+it is ``stall.attempt-1``. A later stall of the same attempt replaces the evidence.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from ddplaunch.features.nccl.stall_files import StallFiles
     from ddplaunch.observe.diagnosis.inspection import Inspection
 
-_MAX_ATTEMPTS = 4  # of a job, whose evidence is kept
+_MAX_ATTEMPTS = 4  # of a job: the evidence of no more attempts is kept
 
 
 class StallSide(NodeSide):
-    """The node side: keeps the evidence on this node's ranks; node 0 adds the stacks of all, and the RAS report."""
+    """The node side: keeps evidence about this node's ranks; node 0 adds the stacks of all ranks and the RAS report."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context, self._history = context, context.find(HistoryRecorder)
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._inspection: Inspection | None = None  # of all ranks, for node 0
         self._is_stopping = False
-        self._waiting: list[Callback] | None = None  # for the end of the collection; None: none runs
+        self._waiting: list[Callback] | None = None  # called at the end of the collection; None: none is running
         self._collected: StallFiles | None = None  # until ``_report`` has shown it
         self._notes: list[str] = []  # shown after the result of the job
         self._kept_note = ""  # has the path of the last folder; also shown after the result
@@ -62,7 +62,7 @@ class StallSide(NodeSide):
                 self._report()
 
     def _answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        """Called on node 0's request: collect the evidence, and reply; node 0 then stops the ranks."""
+        """Called on node 0's request: collect the evidence, then reply; node 0 then stops the ranks."""
         from ddplaunch.features.nccl.rpc import StallReply
 
         self._is_stopping = True
@@ -76,7 +76,7 @@ class StallSide(NodeSide):
             inspect_job(self._context.job.rpc, Detail.WAITS, self._context.loop.guard(self._on_inspected))
 
     def _collect(self, loop: EventLoop, ranks: NodeRanks, on_done: Callback) -> None:
-        """Collect the evidence, and call ``on_done`` once: when it is there, or at once if none can be collected."""
+        """Collect the evidence, and call ``on_done`` once: when it is complete, or at once if none can be collected."""
         if self._waiting is not None:
             self._waiting.append(on_done)
             return
@@ -118,7 +118,7 @@ class StallSide(NodeSide):
         self._report()
 
     def _report(self) -> None:
-        """Add the stacks to the folder and show its path; called when both are known, or the ranks have ended."""
+        """Add the stacks to the evidence, and note its folder for the user; called once both exist, or no rank runs."""
         files, self._collected = self._collected, None
         if files is None or not self._is_node_zero:
             return

@@ -1,10 +1,10 @@
 """Queries the state of a job from NCCL's RAS service, which has a TCP port on this machine, from NCCL 2.24 on.
 
-The protocol is text (NVIDIA's NCCL user guide, "RAS"): a command a line, and the reply to STATUS up to the end of the
-connection. From 2.28.7 on that can be JSON; older services reject the command for it, and reply with text.
+The protocol is text (NVIDIA's NCCL user guide, "RAS"): one command in a line; the reply to STATUS ends with
+the connection. From 2.28.7 on the reply can be JSON; older services reject the command for JSON, and reply with text.
 
-All NCCL processes of a user on one machine share the port (SO_REUSEPORT), those of other jobs too: the kernel chooses
-one for each connection. So a reply that is not about our ranks, or none, is followed by another attempt.
+All NCCL processes of a user on one machine share the port (SO_REUSEPORT), also those of other jobs: the kernel chooses
+a process for each connection. So the service is asked again after a reply about other ranks, or after no reply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_ATTEMPTS = 8
 
 
 def find_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return host and port of the service; None if it is turned off, or the variable is malformed."""
+    """Return host and port of the service; None if it is turned off, or NCCL_RAS_ADDR is malformed."""
     if environ.get(ENABLE_VARIABLE, "1").strip() == "0":
         return None
     host, _, port = (environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rpartition(":")
@@ -33,7 +33,7 @@ def find_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def ask_service(address: tuple[str, int], deadline: float, is_ours: Callable[[RasReport], bool]) -> RasReport | None:
-    """Return the RAS service's report on our job; None if it sends none until the monotonic ``deadline``."""
+    """Return the RAS service's report on our job; None if it sends none before ``deadline`` (monotonic)."""
     for _ in range(_MAX_ATTEMPTS):
         if time.monotonic() >= deadline:
             break

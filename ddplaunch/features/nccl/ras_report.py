@@ -1,4 +1,4 @@
-"""Parses what NCCL's RAS service replies, JSON or text, and compares it with our own inspection of the ranks.
+"""Parses the replies of NCCL's RAS service, JSON or text, and compares it with our own inspection of the ranks.
 
 The formats are those of src/ras/client_support.cc in NCCL 2.24 to 2.32, and of its user guide.
 """
@@ -37,9 +37,9 @@ _SUMMARY = re.compile(r" *\d+ +[\d-]+ +\d+ +(?P<processes>\d{1,8}) +\d+$")
 
 
 class RasMember(Struct, frozen=True):
-    """A rank of a communicator, or a process; ``rank`` is its number there, and ``size`` the communicator's.
+    """A rank of a communicator, or a process; ``rank`` is its number in a communicator of ``size`` ranks.
 
-    ``launched``: how many collectives it has launched; ``others``: the most that another rank has.
+    ``launched``: how many collectives it has launched; ``others``: the largest number that another rank has launched.
     """
 
     pid: Pid = 0
@@ -52,7 +52,7 @@ class RasMember(Struct, frozen=True):
 
 
 class RasReport(Struct, frozen=True):
-    """A reply of the RAS service: the ranks that did not reply to the service, and those behind in a collective."""
+    """A reply of the RAS service: the ranks that did not reply to it, and those that launched fewer collectives."""
 
     text: str
     is_json: bool
@@ -86,7 +86,7 @@ class _Json(Struct, frozen=True):
 
 
 def parse_reply(reply: bytes) -> RasReport:
-    """Parse all that the service has sent. ValueError: it is not NCCL's RAS service."""
+    """Parse the whole reply of the service. Raises ValueError if it is not from NCCL's RAS service."""
     first = _FIRST_LINE.match(reply)
     if first is None:
         raise ValueError("not a reply of NCCL's RAS service")
@@ -150,7 +150,7 @@ def _read_text(text: str) -> RasReport:
         elif kind == "MISMATCH" and operation:
             if match := _LAUNCHED.search(line):
                 launched = int(match["count"] or 0)
-                counted[-1].append(RasMember(size=size, operation=operation, launched=launched))  # of no certain rank
+                counted[-1].append(RasMember(size=size, operation=operation, launched=launched))  # of an unknown rank
             if match := _MEMBER.search(line):
                 member = _member(match, size)
                 counted[-1].append(RasMember(member.pid, member.host, member.rank, size, operation, launched=launched))
@@ -200,7 +200,7 @@ def compare(report: RasReport, inspection: Inspection) -> str:
 
 
 def _make_namer(inspection: Inspection) -> Callable[[RasMember], int | None]:
-    """Return a function that finds a process's rank: by its pid if no two ranks share it, else by NCCL's own number."""
+    """Return a function that finds a member's rank: by its pid if no two ranks share it, else by NCCL's own number."""
     by_pid: dict[int, list[int]] = {}
     for each in inspection.ranks:
         by_pid.setdefault(each.pid, []).append(each.rank)

@@ -1,4 +1,4 @@
-"""The request to keep the ranks' flight recorder dumps before the ranks of a stalled attempt are stopped."""
+"""The request to keep the evidence about the ranks before the ranks of a stalled attempt are stopped."""
 
 from __future__ import annotations
 

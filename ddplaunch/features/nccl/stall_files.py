@@ -1,7 +1,7 @@
 """Collects the evidence of one stall on this node: dumps of flight recorders, and on node 0 the report of NCCL's RAS.
 
-The ranks write their dumps themselves (``observe/rank/torch_state.py``), straight into the folder: ``rank_0`` of NCCL,
-``rank_0.json`` of other backends. The RAS service is asked in a thread, as it may not reply.
+The ranks write their dumps themselves (``observe/rank/torch_state.py``), straight into the folder: ``rank_0`` for NCCL,
+``rank_0.json`` for other backends. The RAS service is asked in a thread, as it may not reply.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddplaunch.system.processes.proc_utils import read_stat
 MAX_RANK_BYTES = 16 << 20  # of a dump; 2,000 operations with the lines of their calls take some 4 MiB
 MAX_NODE_BYTES = 128 << 20  # of all dumps of this node in a job
 COLLECT_TIMEOUT_S = 3.0
-DUMP_TIMEOUT_S = 1.0  # for the dumps, of a job without NCCL; a rank that holds the GIL writes none
+DUMP_TIMEOUT_S = 1.0  # for the dumps of a job without NCCL; a rank in which the GIL is held writes no dump
 _POLL_INTERVAL_S = 0.02
 
 STACKS_FILE = "stacks.txt"
@@ -69,7 +69,7 @@ class StallFiles:
         self._ras_reply = ask_service(address, self._deadline, is_ours)
 
     def begin(self, max_bytes: int) -> None:
-        """Request the dumps; ``max_bytes``: of all of them. Raises OSError if those of an earlier stall stay."""
+        """Request the dumps, ``max_bytes`` in all. Raises OSError if dumps of an earlier stall cannot be removed."""
         numbers = [*self._ranks.processes]
         limit = min(MAX_RANK_BYTES, max_bytes // max(1, len(numbers)))
         for number in numbers:
@@ -118,7 +118,7 @@ class StallFiles:
         """The size of the dumps."""
         size = 0
         for path in (path for number in self.dumped for path in self._dump_paths(number)):
-            with suppress(OSError):  # each rank has one of its two
+            with suppress(OSError):  # each rank has written one of its two files
                 size += os.path.getsize(path)
         return size
 

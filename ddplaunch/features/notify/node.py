@@ -1,7 +1,7 @@
 """Runs the commands of ``--notify`` on each event of the job, without delaying the job.
 
-A notifier process (``notifier.py``) runs the commands. It kills what each leaves, and everything if the launcher
-ends. Events are queued here until the commands of earlier ones are done.
+A notifier process (``notifier.py``) runs the commands. It kills the processes that a command leaves, and all commands
+if the launcher ends. Events are queued here until the commands of earlier ones are done.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class NotifyObserver(NodeSide):
         try:
             if self._socket is None:
                 self._socket = self._start()
-            self._socket.sendall(self._queue.popleft())  # does not block: it has read all earlier events
+            self._socket.sendall(self._queue.popleft())  # does not block: the notifier has read all earlier events
             self._busy = True
         except OSError as error:
             self._on_notifier_lost(error.strerror or "it is gone")
@@ -169,7 +169,7 @@ class NotifyObserver(NodeSide):
             self._socket.close()
             self._socket = None
         if self._child is not None:
-            self._child.wait(proc_utils.KILL_TIMEOUT_S + 1)  # it kills its descendants, and exits
+            self._child.wait(proc_utils.KILL_TIMEOUT_S + 1)  # the notifier kills its descendants, and exits
             self._child = None
         self._busy = False
 

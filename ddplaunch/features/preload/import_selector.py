@@ -1,7 +1,7 @@
 """Selects which of a program's imports are preloaded: done once in the zygote, the process that forks all ranks.
 
-Only packages of the table known.json are, in a version that was audited: what a rank cannot check, such as random
-generators and process ids that an import keeps, was checked by the audit.
+Only packages of the table known.json are preloaded, in audited versions: the audit has checked what a rank cannot
+check, such as random generators and process ids that an import keeps.
 """
 
 from __future__ import annotations

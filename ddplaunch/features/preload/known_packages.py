@@ -32,7 +32,7 @@ class KnownPackage(Struct, frozen=True):
         top: its top-level modules.
         versions: the audited versions; later ones of the same major version are accepted too.
         modules: the modules that may be preloaded, each with the words in a program's source that use it. Not every
-            version has all of them.
+            version has all modules.
         loads: the other distributions that its import loads, by name.
         tries: optional modules, which its import loads if they are installed.
         refused: why it must be imported in each rank; None if it may be preloaded.
@@ -53,7 +53,7 @@ class KnownPackage(Struct, frozen=True):
 
 
 class PackageTable:
-    """The contents of known.json; ``packages``: those that were audited, by name."""
+    """The contents of known.json; ``packages``: the audited packages, by name."""
 
     def __init__(self) -> None:
         with open(TABLE_FILE, "rb") as file:
@@ -118,7 +118,7 @@ class InstalledPackages:
         return None
 
     def why_not_audited(self, package: KnownPackage) -> str | None:
-        """Return why the installed package is not one that was audited; None if it is."""
+        """Return why the installed version of a package does not count as audited; None if it does."""
         version = self.version(package.name)
         if version is None:
             return "not installed as audited"

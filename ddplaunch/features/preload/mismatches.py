@@ -1,4 +1,4 @@
-"""Remembers for which programs the preloaded modules did not fit, so that their next runs start without these."""
+"""Remembers the programs that could not use the preloaded modules: their next runs start without these modules."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Mismatch(Struct, frozen=True):
     Attributes:
         module: what the program imported.
         differs: the line of the import, and what differed.
-        had_packages: other packages than torch were preloaded.
-        checksum: of the program's file; another content may behave differently.
+        had_packages: whether other packages than torch were preloaded.
+        checksum: of the program's file: a changed program may behave differently.
         moment: seconds since the epoch.
     """
 
@@ -40,7 +40,7 @@ class Mismatch(Struct, frozen=True):
 
 
 def find_mismatch(program: str | None) -> Mismatch | None:
-    """Return the mismatch in an earlier run of the program in this file, in the last days.
+    """Return the mismatch that was stored for the program in this file in the last days.
 
     None if there was none, or if the file has changed.
     """

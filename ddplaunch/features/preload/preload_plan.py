@@ -50,21 +50,21 @@ _OBSTACLES = {
     "get_referrers": "gc.get_referrers, which does not find objects of preloaded modules",
     "threadpoolctl": "threadpoolctl, which changes all libraries that are loaded",
 }
-"""Words in a program's source for what a rank cannot check, and what they do."""
+"""Words in a program's source that exclude preloading, as a rank cannot check what they do; with a reason for users."""
 
 _SUBCLASS_WALKER = "__subclasses__"
-"""Finds the classes of preloaded packages that the program has not imported yet."""
+"""With it a program finds classes of preloaded packages that it has not imported yet."""
 
 _VARIABLE_SETTER = "hydra"
-"""Sets variables (``hydra.job.env_set``) and writes files before it calls the program's function, so a rank in which an
-import of that function does not fit cannot start over."""
+"""hydra sets variables (``hydra.job.env_set``) and writes files before it calls the program's function: if an import in
+this function does not fit, the rank cannot start over."""
 
 _IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "features/preload/rank/fork_fixups"
 """Files of this feature that the zygote loads."""
 
 
 def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
-    """Choose what the zygote imports; with one rank and no restarts it forks only if that is faster."""
+    """Choose what the zygote imports; with one rank and no restarts, the zygote forks only if that is faster."""
     preload = options[Preloading].preload or AUTO_PRELOAD
     by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
     is_single = by_default and len(plan.local_ranks) == 1 and not options[Stopping].max_restarts
@@ -101,7 +101,7 @@ def make_preload_plan(
         preload: the value of ``--preload``.
         environ: the environment of the zygote.
         rank_variables: the names of variables that each rank gets.
-        is_single_process: the run has one rank: preloading saves nothing by itself.
+        is_single_process: whether the run has a single rank, so that preloading saves nothing by itself.
     """
     if target.kind is TargetKind.PROGRAM:
         return ZygotePlan()

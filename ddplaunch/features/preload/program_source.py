@@ -1,7 +1,7 @@
 """Reads a program's source for hints: what it imports, and which environment variables it sets.
 
-Nothing is executed, and nothing depends on it: a rank checks at each import whether what was preloaded fits
-(``core/rank/module_handover.py``). A wrong hint costs time.
+Nothing is executed. A wrong hint only costs time: a rank checks at each import whether the preloaded module fits
+(``core/rank/module_handover.py``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ProgramSource(Struct, frozen=True):
     Attributes:
         imports: of modules that are not the program's own, in order; those in functions come last.
         assignments: of environment variables.
-        words: all words in its files, names and those in strings.
+        words: all words in its files: names, and words in strings and comments.
         imports_torch: it imports torch outside functions.
         dynamo: it matches ``NEEDS_DYNAMO``.
     """
@@ -160,7 +160,7 @@ class _ProgramReader:
                     for block in blocks:
                         self._read_block(block, file, root, is_deferred=is_deferred, is_program=is_program)
                 case ast.If() | ast.For() | ast.While() | ast.Match():
-                    for assignment in _find_assignments(node):  # it may not be executed: neither are its imports
+                    for assignment in _find_assignments(node):  # its imports are left out: it may not be executed
                         self._add_assignment(file, *assignment, is_certain=False, is_deferred=is_deferred)
                 case _:
                     for assignment in _find_assignments(node):

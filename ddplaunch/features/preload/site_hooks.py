@@ -30,7 +30,7 @@ _KNOWN_LINES = {
     r"import (sys|coverage); .*coverage.*process_startup\(.*": ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"),
     r"import os, sys;exec\('if .COV_CORE_SOURCE. in os\.environ:.*": ("COV_CORE_SOURCE",),  # pytest-cov
 }
-"""Lines of ``.pth`` files that packages install, each with the variables that make it do more."""
+"""Lines of ``.pth`` files that packages install, each with the variables that, if set, make it do more."""
 
 _KNOWN_CODE = (
     "try: import apport_python_hook\nexcept ImportError: pass\nelse: apport_python_hook.install()",  # Debian, Ubuntu
@@ -64,7 +64,7 @@ def find_start_code(rank_variables: Collection[str]) -> str | None:
 def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | None:
     """Return the distribution whose backend plugin ``import torch`` loads, as "torch-npu 2.5".
 
-    None without one, or if ``TORCH_DEVICE_BACKEND_AUTOLOAD`` in ``environ`` disables them.
+    None without one, or if ``TORCH_DEVICE_BACKEND_AUTOLOAD`` in ``environ`` disables plugins.
     """
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return None
@@ -74,7 +74,7 @@ def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | No
 
 
 def _list_code() -> Iterator[tuple[str, str]]:
-    """The start-up code of this interpreter, path and text: that of ``.pth`` files by line."""
+    """Yield the start-up code of this interpreter, as path and text; ``.pth`` files line by line."""
     for name in ("sitecustomize", "usercustomize"):
         if path := getattr(sys.modules.get(name), "__file__", None):
             yield path, _read_text(path)

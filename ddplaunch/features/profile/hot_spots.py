@@ -13,7 +13,7 @@ from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.observe.diagnosis.rank_position import user_frame
 from ddplaunch.observe.diagnosis.slow_ranks import RankClock, describe_slow_ranks, measure_lateness
 
-MIN_DIFFERENCE = 0.05  # of a rank's time at a line, compared with the other ranks, to be an outlier
+MIN_DIFFERENCE = 0.05  # of a rank's time at a line: an outlier differs from the other ranks by at least this
 OUTLIER_FACTOR = 3.0  # a single outlier differs by this factor more than any other rank
 
 _DECORATOR = "torch/distributed/c10d_logger.py"  # its frames are between the user's line and a collective's
@@ -43,7 +43,7 @@ class RankOutlier(NamedTuple):
 
 
 def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
-    """Find the lines that ranks were sampled at, the most time first."""
+    """Find the lines at which ranks were sampled, those with the most time first."""
     shares: dict[Frame, dict[int, float]] = {}
     calls: dict[Frame, Counter[str]] = {}
     for profile in profiles:
@@ -58,7 +58,7 @@ def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
 
 
 def _find_callee(stack: Sequence[Frame], line: Frame) -> str:
-    """Return the function that a line calls: the first of a library with a public name, else the innermost."""
+    """Return the function that a line calls: the outermost library function with a public name, else the innermost."""
     above = stack[: stack.index(line)] if line in stack else ()
     inner = [frame.function for frame in above if not frame.own and not frame.file.endswith(_DECORATOR)]
     return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")

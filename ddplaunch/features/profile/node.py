@@ -30,7 +30,7 @@ from ddplaunch.observe.node.rank_inspector import NOT_BEGUN, why_not_inspectable
 from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.system.processes.proc_utils import contains_signal, read_signal_sets
 
-_TRANSFER_S = 4.0  # for the replies. Until then, 5 s after the last tick, ranks may write: they may hold the GIL
+_TRANSFER_S = 4.0  # for the replies. Before that, ranks have 5 s after the last tick to write: the GIL may be held
 _START_DELAY_S = 0.1  # for ranks to install the signal handler
 _POLL_INTERVAL_S = 0.02  # between two checks for result files
 _MAX_RESULT_BYTES = 64 << 20
@@ -61,7 +61,7 @@ class RankProfiler:
         self._began = 0.0  # by time.monotonic()
 
     def start(self) -> None:
-        """Request the profiles; with torch's profiler, the ranks' time begins when all of this node have started it."""
+        """Request the profiles; with torch's, profiling begins once all ranks of this node have started it."""
         self._began = time.monotonic() + (2 * TORCH_START_S if self._request.torch else _START_DELAY_S)
         for rank in self._ranks.plan.local_ranks:
             why_not = self._prepare_rank(rank.rank)
@@ -92,7 +92,7 @@ class RankProfiler:
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")
         if (tick := channel.signals.get("profile")) is None:
-            return STARTING  # the part of inspection in the rank has begun, that of profiles has not
+            return STARTING  # in the rank, the endpoint for inspections has begun, the side for profiles has not
         if not (tick and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
         if path is None:
@@ -132,7 +132,7 @@ class RankProfiler:
         self._collect()
 
     def _collect(self) -> None:
-        """Read the results written so far; one rank per turn of the loop, so that heartbeats are not delayed."""
+        """Read the results written so far; one rank per turn of the event loop, as heartbeats must not wait."""
         late = time.monotonic() > self._deadline
         for number, profiled in list(self._pending.items()):
             last = late or number not in self._ranks.processes
@@ -203,7 +203,7 @@ class _ProfiledRank:
         return b""
 
     def remove_file(self) -> None:
-        """Remove the profile."""
+        """Remove the files of the profile."""
         for path in (self.path, f"{self.path}.part", f"{self.path}.state"):
             with suppress(OSError):
                 os.unlink(path)

@@ -16,7 +16,7 @@ from ddplaunch.observe.diagnosis.flight_recorder import collectives_between
 TICK_INTERVAL_S = 0.02
 MAX_PROFILE_S = 60
 TORCH_START_S = 30.0
-"""In which all ranks start torch's profiler: its libraries are loaded then, which takes long on a slow machine."""
+"""Time for all ranks to start torch's profiler: its libraries are loaded then, which takes long on a slow machine."""
 # Nodes in the call trees, and collectives: of all ranks together; of one rank at most and at least.
 _MAX_TOTAL_PLACES, _MAX_PLACES, _MIN_PLACES = 256_000, 4_000, 200
 _MAX_TOTAL_CALLS, _MAX_CALLS, _MIN_CALLS = 200_000, 2_000, 50

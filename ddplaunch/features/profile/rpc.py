@@ -1,4 +1,4 @@
-"""Profiles of the whole job: how node 0 checks what the nodes send of their ranks, and forwards it at once."""
+"""The rpc kind of profiles: node 0 checks the profile of each rank, and forwards it at once."""
 
 from __future__ import annotations
 

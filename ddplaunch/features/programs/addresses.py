@@ -31,9 +31,9 @@ ALL = "all"
 
 ADDRESS_VARIABLE = "DDPLAUNCH_NAME_ADDRESS"
 ADDRESSES_VARIABLE = "DDPLAUNCH_NAME_ADDRESSES"
-"""Of a program with several processes."""
+"""The variable with all addresses of a program that has several processes."""
 WORLD_PORT, WORLD_CONTROL_PORT = "master", "control"
-"""Ports of a program with ranks of its own on several nodes: for --master-port and --control-port."""
+"""Names of two ports of a program with ranks of its own on several nodes: for --master-port and --control-port."""
 
 
 class Placeholder(NamedTuple):
@@ -80,7 +80,7 @@ def list_placeholders(programs: Programs) -> Iterator[tuple[ProgramSpec, Placeho
 
 
 Addresses = Callable[[Placeholder], Sequence[tuple[str, int]]]
-"""Returns host and port of the process that a placeholder means, or of all."""
+"""Returns host and port of the process that a placeholder names, or of all processes of the program."""
 
 
 def fill_placeholders(text: str, own: str, names: Iterable[str], find_addresses: Addresses) -> str:
@@ -186,7 +186,7 @@ class ProgramAddresses:
         self._known = {(each.program, each.port): (each.host, each.number) for each in addresses}
 
     def release_ports(self, name: str | None = None) -> None:
-        """Stop holding the ports of this instance, or of all."""
+        """Stop holding the ports of the instance ``name``, or of all instances."""
         for (instance, _), held in self._held.items():
             if name in (None, instance):
                 held.close()

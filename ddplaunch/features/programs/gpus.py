@@ -13,7 +13,7 @@ from ddplaunch.system.plan.hardware import Hardware
 
 ALL = "all"
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""With it the indices of a command are those of ``ddplaunch devices``."""
+"""With this variable, a program's indices of GPUs are the same as in ``ddplaunch devices``."""
 
 
 class GpuDivision(NamedTuple):
@@ -33,7 +33,7 @@ def divide_gpus(
     """Divide the GPUs: lists first, then numbers in the order of the programs; the ranks get the rest.
 
     ``specs``, ``target``: the programs of this node, and that of its ranks, None without any; ``target_gpus``: the
-    value of ``--gpus``. Raises UsageError if there are too few, or one is given twice.
+    value of ``--gpus``. Raises UsageError if there are too few GPUs, or one is given twice.
     """
     wanted = {each.name: each.gpus for each in specs if each.gpus not in ("", 0)}
     name, count = (target.name, target.gpus) if target else ("", "none")

@@ -1,4 +1,4 @@
-"""The programs of a job, on node 0: the ranks wait for them, their failure ends the job, and it waits for the mains."""
+"""A job's programs, on node 0: the ranks wait for them, their failure ends the job, and the job waits for the mains."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ProgramsJob(JobSide):
                 self._on_ports_held(node, addresses)
             case ProgramIsReady(attempt=self._attempt, name=name):
                 self._check_owner(node, [name])
-                if name not in self._ready:  # or it has started again alone
+                if name not in self._ready:  # else it has started again alone
                     self._ready.append(name)
                     self._context.send_to_all(ReadyPrograms(self._attempt, (*self._ready,)))
             case RanksFinished():
@@ -100,7 +100,7 @@ class ProgramsJob(JobSide):
         self._check_owner(node, [each.program for each in addresses])
         self._held[node] = addresses
         context = self._context
-        if self._addresses is not None:  # it may have joined later
+        if self._addresses is not None:  # this node may have joined later than the others
             context.send(node, StartPrograms(self._attempt, self._addresses, self._context.run_id))
             context.send(node, ReadyPrograms(self._attempt, (*self._ready,)))
         elif self._holders <= self._held.keys():

@@ -57,7 +57,7 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
 
 
 def _separate(words: Sequence[str], known: Mapping[str, bool], path: str, name: str) -> list[str]:
-    """Return the words of a target, with ``--`` before arguments that have the separator ``:``. Raises UsageError."""
+    """Return the words of a target, with ``--`` before its arguments if one of them is ``:``. Raises UsageError."""
     end = end_of_options(words, known)
     if end == len(words):
         raise UsageError(f"{path}: programs.{name}.target has no target", 'target = "train.py"')
@@ -139,7 +139,7 @@ class JobFile:
         return max(start, 0) + 1
 
     def _check_keys(self, name: str, values: Mapping[str, object]) -> None:
-        """Check which keys a program has."""
+        """Raise UsageError if a program has unknown keys, or not exactly one of command and target."""
         if unknown := next((key for key in values if key not in KEYS), None):
             near = closest_match(unknown.replace("_", "-"), KEYS)
             hint = f"did you mean {near}?" if near else f"keys are {', '.join(KEYS)}"
@@ -150,7 +150,7 @@ class JobFile:
             raise UsageError(f"{self._place(name, '')}: {what}", 'command = "vllm serve …", or target = "train.py"')
 
     def _read_words(self, name: str, key: str, value: object) -> list[str]:
-        """Return the words of a command: of a text as a shell splits it, or of a list."""
+        """Return the words of a command: a text is split as a shell does, a list has the words."""
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             words = [str(each) for each in value]
         elif isinstance(value, str):

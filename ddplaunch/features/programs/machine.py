@@ -1,16 +1,16 @@
 """The decisions on the programs of one node, as a pure state machine: events go in, commands come out.
 
-- A program starts once all are ready that it comes ``after``. The gate opens, and the ranks start, once all are ready
-  that the ranks wait for.
+- A program starts once all programs that it comes ``after`` are ready. The gate opens, and the ranks start, once all
+  programs that the ranks wait for are ready.
 - A service that ends before the job does has failed, also with code 0; so has a main that ends with another code than
-  0, and a program that is not ready in time. The first failure of an attempt is reported, no other.
-- A program with ``restarts`` that fails starts again alone, after a while, as often as that: nothing else changes.
-- The end of a sidecar is only noted. Whatever comes after it starts then.
-- A stop: mains get their signal, and none starts any more; then the services and sidecars get SIGTERM, each when all
-  have ended that come after it. Only the program itself gets it, not its children. A program that has not ended within
-  its grace is killed.
-- When all have ended, their guard sweeps what they have left. There are two guards: that of the sidecars, which live as
-  long as the job, and that of all others, which start again with each attempt.
+  0, and a program that is not ready in time. Only the first failure of an attempt is reported.
+- A program that fails starts again alone after a delay, up to ``restarts`` times: no other program is affected.
+- The end of a sidecar is only noted. Programs that come after it start then.
+- A stop: mains get the signal that stops the ranks, and no main starts any more. Then services and sidecars get
+  SIGTERM, each once all programs that come after it have ended. Only the program itself gets the signal, not its
+  children. A program that has not ended within its grace is killed.
+- When all have ended, their guard sweeps the processes that they have left. There are two guards: one for the sidecars,
+  which live as long as the job, and one for all others, which start again with each attempt.
 - OVER: nothing is left, and nothing changes any more.
 """
 
@@ -33,12 +33,12 @@ from ddplaunch.features.programs.program_commands import Life
 from ddplaunch.features.programs.spec import ProgramSpec
 from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S
 
-RESTART_DELAY_S, MAX_RESTART_DELAY_S = 10.0, 300.0  # before a program starts again alone: doubled each time, up to
+RESTART_DELAY_S, MAX_RESTART_DELAY_S = 10.0, 300.0  # before a program starts again alone: it doubles each time, up to
 SWEEP_MARGIN_S = KILL_TIMEOUT_S + 1  # beyond the grace, for a guard to reply to a sweep
 
 
 class ProgramState(Enum):
-    WAITING = "waiting"  # for others, or for its guard
+    WAITING = "waiting"  # for other programs, or for its guard
     REQUESTED = "requested"  # from the guard
     STARTING = "starting"  # it runs, and is not ready
     READY = "ready"
@@ -61,7 +61,7 @@ class LiveProgram(Struct):
 
     spec: ProgramSpec
     state: ProgramState = ProgramState.WAITING
-    counts_as_ready: bool = False  # also where it has ended since, and that does not matter
+    counts_as_ready: bool = False  # also after its end, where that does not matter
     restarts: int = 0  # how often it has started again alone
     kill_at: float | None = None  # when its grace is over, once it was asked to end
 
@@ -75,7 +75,7 @@ class Gate(NamedTuple):
 
     after: Collection[str]  # programs, also of other nodes
     target: str  # the name of the ranks' program in messages
-    elsewhere: Collection[str] = ()  # those of other nodes that the footer names
+    elsewhere: Collection[str] = ()  # programs of other nodes that the footer names
 
 
 class ProgramsMachine:
@@ -92,7 +92,7 @@ class ProgramsMachine:
         self._stopping: tuple[Life, ...] = ()  # whose programs are being stopped
         self._finishing = self._was_guard_lost = self._end_expected = False
         self.is_gate_open = self._failed = False
-        self._main_signal = 0  # that mains get, also those that start later
+        self._main_signal = 0  # the signal that stops mains, also those that start later; 0: none yet
         self._footer = ""
         self.is_over = False
 
@@ -212,7 +212,7 @@ class ProgramsMachine:
         program = self.programs[number]
         if program.kill_at is None:
             self._set_ready(number, now)
-        elif program.spec.kind != "main":  # it goes on: vLLM loses a SIGTERM that comes while it loads
+        elif program.spec.kind != "main":  # it still runs after SIGTERM: vLLM loses one that comes while it loads
             self._do(do.SendSignal(number, signal.SIGTERM))
 
     def _set_ready(self, number: int, now: Now) -> None:
@@ -369,7 +369,7 @@ class ProgramsMachine:
             case GuardState.STARTING:  # it has no programs yet
                 self._close_guard(life, now)
             case GuardState.SWEEPING if not kill:
-                pass  # a second request would meet what starts after the first
+                pass  # a second sweep could hit programs that start after the first
             case _:
                 self._guards[life] = GuardState.SWEEPING
                 self._deadlines.set(("sweep", life), now.mono + grace_s + SWEEP_MARGIN_S)
@@ -431,7 +431,7 @@ class ProgramsMachine:
         self._continue(now)
 
     def _on_deadline(self, what: str, which: int | Life, now: Now) -> None:
-        if isinstance(which, Life):  # "sweep": it does not answer
+        if isinstance(which, Life):  # "sweep": the guard does not answer
             self._do(do.KillGuard(which))
             return self._on_guard_lost(which, now)
         program, spec = self.programs[which], self.programs[which].spec

@@ -1,7 +1,7 @@
 """Runs the programs of one node: gives ``ProgramsMachine`` its events, and executes its commands.
 
-Programs are children of a guard: a zygote of their own, without imports. As for the ranks, it kills what is left of
-them if the launcher is killed.
+Programs are children of a guard: a zygote of their own, without imports. If the launcher is killed, the guard kills the
+programs and all processes that they have left, as the zygote does for the ranks.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ProgramRunner(NodeSide):
     ) -> None:
         """``sidecars``: of ``--sidecar`` and ``--tensorboard``; ``programs``: all others, None where there are none.
 
-        ``url_patterns``: by the name of the program, of those that are shown once they have printed their URL.
+        ``url_patterns``: by the name of the program; its output is shown only once it has printed its URL.
         """
         self._context, self._tree = context, context.tree
         self._streams, self._screen = context.node.streams, context.screen
@@ -132,7 +132,7 @@ class ProgramRunner(NodeSide):
                 assert self._addresses
                 self._attempt, self._jobs.run_id = attempt, message.run_id
                 self._addresses.learn(addresses)
-                self._screen.show_footer("")  # that nodes are missing
+                self._screen.show_footer("")  # it said that nodes are missing
                 self._emit(ProgramsStarting(attempt, self._jobs.has_ranks))
                 self._show_plan()
                 self._begin(attempt)
@@ -413,7 +413,7 @@ class ProgramRunner(NodeSide):
                 self._streams.close_source(program.spec.name)
 
     def _on_bug(self) -> None:
-        """Called once after an exception in a callback: from then on no callback is called."""
+        """Called once, after an exception in a callback of ddplaunch; after that no callback is called."""
         if self._programs and not self._finishing:
             reason = "the other programs of the job were stopped by a bug in ddplaunch"
             self._send(ProgramFailed(self._attempt, EXIT_SOFTWARE, reason))

@@ -1,4 +1,4 @@
-"""On which nodes the programs of a job run. Pure: every node of a job finds the same."""
+"""Decides on which nodes the programs of a job run. Pure: every node of a job computes the same placement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Placement(NamedTuple):
         return [each for each in self.instances if each.node == node]
 
     def nearest(self, program: str, node: int) -> str:
-        """Return the name of the instance of a program that others on this node use: the one here, else the first."""
+        """Return the name of the instance of a program that processes on a node use: the one there, else the first."""
         found = self.of(program)
         return next((each for each in found if each.node == node), found[0]).spec.name if found else program
 
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
 def place_programs(programs: Programs, nnodes: int) -> Placement:
     """Assign nodes to each program; nodes for one program alone follow the nodes with ranks, in the order of programs.
 
-    Raises UsageError if the job has not as many nodes as that takes.
+    Raises UsageError if the job has another number of nodes than the programs need.
     """
     with_ranks = _count_nodes_with_ranks(programs, nnodes)
     own: dict[str, list[int]] = {programs.target.name: [*range(with_ranks)]}  # of each program
@@ -62,7 +62,7 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
     for spec in programs.beside:
         after = None if spec.after is None else expand(spec.after)
         for index, (name, node) in enumerate(zip(names[spec.name], places[spec.name], strict=True)):
-            # One part of several with the same ranks says that they are ready.
+            # If several instances have one world of ranks, only the first reports that it is ready.
             ready = "" if spec.is_world and index else spec.ready
             instances.append(Instance(replace(spec, name=name, after=after, ready=ready), spec.name, node, index))
     return Placement(tuple(instances), expand(programs.gate), with_ranks)

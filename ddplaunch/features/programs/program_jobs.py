@@ -42,7 +42,7 @@ class ProgramJobs:
         self.has_ranks, self.run_id = True, plan.run_id
         self._placement: Placement | None = None
         self.elsewhere: dict[str, ProgramSpec] = {}  # on other nodes
-        self.has_own_terminal = not context.config.screen.quiet_s  # not one with the other nodes
+        self.has_own_terminal = not context.config.screen.quiet_s  # not one that it shares with other nodes
         if programs:
             placement = self._placement = place_programs(programs, context.job_config.max_nodes)
             self._instances = placement.on(self._node)
@@ -87,14 +87,14 @@ class ProgramJobs:
             job["env"] |= {**self.addresses.variables(), **own}
 
     def fill_path(self, number: int, path: str) -> str:
-        """Return the path of a file of a program."""
+        """Return the path of a program's file: placeholders are replaced, and its folder is the program's."""
         assert self.addresses
         filled = self.addresses.fill(path, self._instances[number])
         return os.path.join(os.path.expanduser(self.specs[number].cwd), filled)
 
     def _world_words(self, own: Instance) -> list[str]:
         """Return the first words of a program that has ranks of its own: those of a further ``ddplaunch run``."""
-        # It is no task of the batch job, whose variables it inherits.
+        # ``--cluster none``: it inherits the batch job's variables, but is not one of its tasks.
         words = [sys.executable, "-m", "ddplaunch", "run", "--cluster", "none"]
         words += ["--run-id", f"{self.run_id}.{own.program}"[-MAX_NAME:]]
         parts = self._placement.of(own.program) if self._placement else []
@@ -107,7 +107,7 @@ class ProgramJobs:
         return words
 
     def build(self, number: int, more: Mapping[str, str]) -> ProgramJob:
-        """Return how a program is started; ``more``: variables."""
+        """Return what a guard needs to start a program; ``more``: further variables."""
         spec = self.specs[number]
         variables = {"PYTHONUNBUFFERED": "1", **more}  # its output goes to a pipe, and is shown at once
         words, own_variables = spec.command, dict(spec.env)

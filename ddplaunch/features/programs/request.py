@@ -10,7 +10,7 @@ from ddplaunch.features.programs.node import ProgramRunner
 
 
 class ServiceAddress(Struct, frozen=True):
-    """The address of one process of a program; those of several come in their order."""
+    """The address of one process of a program; several processes come in their order."""
 
     program: Name
     port: Name  # the name of the port; "" for the one without a name

@@ -1,6 +1,6 @@
 """``--services RUN``: gives a job the addresses of the programs of another one, which runs on this machine.
 
-They are filled in before the command line is split, so they reach all nodes of the job with it.
+The addresses are filled in before the command line is split, so they reach all nodes of the job with that line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLL_INTERVAL_S = 0.25
 
 
 def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """Return the words of a ``run`` with the addresses of the job that ``--services`` names. Raises UsageError."""
+    """Return the words of a ``run`` with the addresses from the run that ``--services`` names. Raises UsageError."""
     end = end_of_options(words, known)
     at = next((number for number, word in enumerate(words[:end]) if option_name(word) == OPTION), None)
     if at is None:
@@ -57,7 +57,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
 
 
 def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
-    """Return the addresses of a job's programs once they are ready; no timeout, as the job limits this time itself."""
+    """Return the addresses of a job's programs once they are ready; no timeout, as that job has limits itself."""
     path, is_noted = find_running(run).path, False
     while not (reply := client.send_request(path, ListServices())).is_ready:
         if not is_noted:

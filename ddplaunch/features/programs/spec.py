@@ -43,7 +43,7 @@ class Condition(NamedTuple):
 
 
 class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One program beside the ranks; or, as the ``is_target``, what else is known of the ranks' program."""
+    """One program beside the ranks; with ``is_target``, the settings of the ranks' own program."""
 
     name: str  # unique in the job; the prefix of its lines
     command: tuple[str, ...]
@@ -58,8 +58,8 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     cwd: str = ""
     hold: bool = True  # whether its ports are held until it listens
     restarts: int = 0  # how often it may start again alone after a failure
-    beside: str = ""  # it is on the nodes of this program
-    each_node: bool = False  # it is on all nodes of the job
+    beside: str = ""  # the program on whose nodes it runs
+    each_node: bool = False  # whether it runs on all nodes of the job
     count: int = 1  # how many processes it has on each of its nodes
     nodes: int = 0  # how many nodes it has for itself, one process on each; 0: it is on node 0. Of the target: 0 is all
     is_target: bool = False
@@ -97,7 +97,7 @@ class ProgramSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class Programs(NamedTuple):
-    """All programs of a job, without sidecars of ``--sidecar`` and ``--tensorboard``."""
+    """All programs of a job, except the sidecars of ``--sidecar`` and ``--tensorboard``."""
 
     beside: tuple[ProgramSpec, ...]
     target: ProgramSpec
@@ -222,7 +222,7 @@ class SpecReader:
 
 
 def check_programs(programs: Programs, place: Callable[[str, str], str]) -> None:
-    """Raise UsageError if names are used twice or unknown, or programs come after each other.
+    """Raise UsageError if names are used twice or unknown, or programs wait for each other in a circle.
 
     ``place`` names a key of a program in a message.
     """
@@ -284,7 +284,7 @@ def _find_circle(specs: Iterable[ProgramSpec]) -> list[str]:
 
 
 def make_spec(values: Mapping[str, Any]) -> ProgramSpec:
-    """Return a program of checked values: ready by ``tcp`` if its command uses its port."""
+    """Return a program with checked values; without ``ready`` it is ready by ``tcp`` if its command uses its port."""
     spec = ProgramSpec(**values)
     if "ready" not in values and re.search(r"\{(port|address)\}", " ".join(spec.texts)):
         spec = msgspec.structs.replace(spec, ready="tcp")

@@ -1,4 +1,4 @@
-"""Makes the parts of the feature in a job that has programs, and checks these before anything starts."""
+"""Makes the feature's node side and job side for a job with programs; checks the programs before anything starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> 
 def complete_spec(options: Options, spec: PlanSpec, target: Target, *, is_remote: bool) -> PlanSpec:
     """Return the planner's input with the programs, and the GPUs that they leave to the ranks of this node.
 
-    Raises UsageError if the job has too few nodes or GPUs, or one is given twice.
+    Raises UsageError if the job has too few nodes or GPUs, or a GPU is given twice.
     """
     programs = _read_programs(options, target.text)
     if programs is None:
@@ -89,7 +89,7 @@ def _check_free_gpus(options: Options, here: Iterable[ProgramSpec]) -> None:
 
 
 def _leave_out_nodes(spec: PlanSpec, placement: Placement, *, is_dry_run: bool) -> PlanSpec:
-    """Return the planner's input without ranks on the last nodes, which are not in the plan of a dry run."""
+    """Return the planner's input without ranks on the last nodes; a dry run's plan leaves these nodes out."""
     least, most = placement.nodes_with_ranks, spec.nnodes
     if not is_dry_run:
         listed = (spec.nproc or "").count(",") == least - 1 > 0
@@ -186,7 +186,7 @@ def _check_nodes(options: Options, plan: Plan, programs: Programs) -> None:
 
 
 def describe(options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
-    """Return the notes of a dry run: on programs only where their GPUs are not known, so that there is no table."""
+    """Return the notes of a dry run; programs have notes only if their GPUs are unknown, as else a table shows them."""
     programs = _read_programs(options, plan.target.text)
     notes = [_describe_program(each) for each in (programs.beside if programs and is_remote else ())]
     sidecars = _read_sidecars(options, plan, is_remote=is_remote)

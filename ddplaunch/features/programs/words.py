@@ -80,7 +80,7 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
 
 
 def split_parts(words: Sequence[str], known: Mapping[str, bool]) -> list[list[str]] | None:
-    """Split at each ``:``, but not after a ``--`` in the part with the target; None if there is none."""
+    """Split at each ``:``, but not after a ``--`` in the part with the target; None if the target is the only part."""
     parts: list[list[str]] = [[]]
     for number, word in enumerate(words):
         if word == SEPARATOR:

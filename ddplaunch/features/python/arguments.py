@@ -1,8 +1,8 @@
 """Checks and binds the arguments of a function that ``launch`` or ``Session.run`` calls in the ranks.
 
 As in ``ddplaunch run file.py:function``, ddplaunch fills in ``rank``, ``world_size``, ``device`` and the other names of
-``INJECTED_PARAMETERS``; positional arguments fill the remaining parameters, in order. A library's function gets them
-only if it cannot be called without: ``numpy.ones`` has a ``device`` of its own.
+``INJECTED_PARAMETERS``; positional arguments fill the remaining parameters, in order. A library's function gets these
+values only if it cannot be called without them: ``numpy.ones`` has a ``device`` of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ddplaunch.system.target import signature
 from ddplaunch.system.target.arguments import injected_value
 from ddplaunch.system.target.signature import ArgumentValues, Parameter
 
-_SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # of folders that packages are installed in
+_SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # of the folders in which packages are installed
 
 
 def check_call(function: object, args: tuple[object, ...]) -> None:
     """Check that ``function`` can be called with ``args`` in a rank.
 
-    Raises UsageError if it is not a plain callable, or takes other arguments.
+    Raises UsageError if it is not callable, is a coroutine function, or does not accept ``args``.
     """
     if not callable(function):
         raise UsageError(f"expected a function, not {type(function).__name__} {sanitize_line(repr(function), 60)}")
@@ -57,7 +57,7 @@ def bind_call(
     values: ArgumentValues,
     make_device: Callable[[str], object],
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return positional and keyword arguments for ``function``: ``args``, and ``values`` for the names that it has."""
+    """Return arguments for ``function``, by position and by name: ``args``, and ``values`` for parameters so named."""
     try:
         filled = _injected(function, args)
         if not filled:
@@ -90,7 +90,7 @@ def _is_of_library(function: object) -> bool:
     """Whether the module of a function is built in, of the standard library, or in a site-packages folder."""
     name = getattr(function, "__module__", None) or "builtins"
     module = sys.modules.get(name)
-    if name == "__main__" or module is None:  # sent by value
+    if name == "__main__" or module is None:  # pickled by value
         return False
     path = getattr(module, "__file__", None)
     if path is None:

@@ -77,7 +77,7 @@ async def launch_async(
         except BaseException:
             stopping = loop.run_in_executor(None, job.stop)
             while not stopping.done():
-                with suppress(asyncio.CancelledError):  # a second one does not leave ranks behind
+                with suppress(asyncio.CancelledError):  # a second cancellation must not leave ranks behind
                     await asyncio.shield(stopping)
             raise
         return _results(job)

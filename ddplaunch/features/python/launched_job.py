@@ -40,13 +40,13 @@ from ddplaunch.features.python.rank.call_loop import RaisedException
 from ddplaunch.system.plan.launch_command import python_command
 
 _EXPLAIN_TIMEOUT_S = 10.0
-"""For ``ddplaunch stacks`` of the job."""
+"""Timeout of ``ddplaunch stacks``, which explains why ranks wait."""
 
 _MARK_TIMEOUT_S = 2.0
-"""Then a flush mark may be lost, and another one is requested: the launcher drops lines if output is stuck for 10 s."""
+"""If a flush mark takes longer, another one is requested: the launcher drops lines if output is stuck for 10 s."""
 
 _LAUNCHER = "from ddplaunch.features.python.launcher import main; main()"
-"""It ends with the thread that started it, and so with this process, even by ``kill -9``."""
+"""The code of the child process. It ends with the thread that started it, so with this process, even by ``kill -9``."""
 
 UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it applies to targets on the command line"),
@@ -70,7 +70,7 @@ def keywords_to_argv(keywords: Mapping[str, object]) -> list[str]:
 
     Raises:
         TypeError: a keyword is not an option.
-        UsageError: an option that is not supported from Python.
+        UsageError: the option does not work from Python.
     """
     options = {each.name: each for each in OPTIONS if not each.is_argument}
     argv: list[str] = []
@@ -79,7 +79,7 @@ def keywords_to_argv(keywords: Mapping[str, object]) -> list[str]:
             raise UsageError(f"{name} does not work from Python: {why}")
         if name not in options:
             raise TypeError(f"launch() got an unexpected keyword argument {name!r}")
-        if name != "env" or keywords.get("hosts") or keywords.get("hostfile"):  # else the launcher gets them itself
+        if name != "env" or keywords.get("hosts") or keywords.get("hostfile"):  # else the launcher has them
             argv += _option_to_argv(options[name], value)
     if not any(keywords.get(name) for name in _NODE_KEYWORDS):
         argv += ["--cluster", "none"]
@@ -117,7 +117,7 @@ class RankFailed(LaunchError):
     """A rank has failed; the exception that it raised is the ``__cause__``.
 
     Attributes:
-        rank: the first cause: the first rank that failed, not because of another.
+        rank: the first rank that failed, and not because another rank had failed.
         host: its host name.
         exit_code: its exit code; 128 + N if signal N ended it.
         signal: the number of that signal; None if it exited.
@@ -156,7 +156,7 @@ class LauncherResult(Struct, frozen=True):
 
     code: int
     failure: FailureReport | None
-    error: LaunchError | None  # of the launcher itself
+    error: LaunchError | None  # an error of the launcher itself
     remark: str | None  # the last relevant note
 
 
@@ -261,7 +261,7 @@ class LaunchedJob:
                 number = signal.SIGINT
 
     def set_note_handler(self, on_note: Callable[[int, str], bool]) -> None:
-        """Set a function that gets the launcher's pid and each of its notes; True: the note is not printed."""
+        """Set a function that gets the launcher's pid and each note; if it returns True, the note is not printed."""
         self.printer.on_note = lambda text: on_note(self._process.pid if self._process else 0, text)
 
     def flush(self) -> None:
@@ -321,12 +321,12 @@ class LaunchedJob:
                 os.unlink(self.path(name))
 
     def make_raised_error(self, call: int, raised: Collection[int], stopped: int) -> RankFailed:
-        """Return the error of a call: the ``raised`` ranks raised and still run, ``stopped`` others were stopped."""
+        """Return the error of a call: the ``raised`` ranks raised an exception, and ``stopped`` others are stopped."""
         exceptions = {rank: each for rank in raised if (each := self._rank_exception(call, rank))}
         if not exceptions:
             raise LaunchError(f"rank {min(raised)} raised an exception that could not be read")
         failures = [each.to_failure(rank) for rank, each in exceptions.items()]
-        verdict = find_first_cause(failures, stopped, 2)  # for one rank the report would omit what it printed itself
+        verdict = find_first_cause(failures, stopped, 2)  # 2 ranks: for 1, the report omits the rank's traceback
         return _make_rank_failed(verdict, exceptions[verdict.first.rank], alive=True)
 
     def raise_end(self, call: int) -> None:
@@ -335,7 +335,7 @@ class LaunchedJob:
         Raises:
             RankFailed: a rank failed.
             LaunchError: the job did not start, or was stopped.
-            Exception: that of the stream ``output``.
+            Exception: the stream ``output`` has raised it.
         """
         __tracebackhide__ = True
         self.wait()
@@ -373,7 +373,7 @@ def _make_rank_failed(verdict: FailureReport, raised: RaisedException | None, *,
     text = RankTraceback(first.rank, first.traceback) if first.traceback else None
     error.__cause__ = raised.error if raised is not None and raised.error is not None else text
     if error.__cause__ is not text and error.__cause__ is not None:
-        _set_cause(error.__cause__, text)  # whatever its class overrides
+        _set_cause(error.__cause__, text)  # even if its class overrides ``__cause__``
     return error
 
 

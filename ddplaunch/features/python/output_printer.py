@@ -24,12 +24,12 @@ _CHUNK = 1 << 16
 
 
 class LauncherMessage(Struct, frozen=True):
-    """A message of the launcher (--log-json), as far as the caller needs it."""
+    """A message of the launcher (--log-json), with the fields that the caller needs."""
 
     kind: str  # a ``MessageKind``
     text: str
-    hint: str | None = None  # of an error
-    problems: tuple[Mapping[str, str], ...] = ()  # of hosts that cannot run the job: "host" and "text"
+    hint: str | None = None  # only of an error
+    problems: tuple[Mapping[str, str], ...] = ()  # why hosts cannot run the job: "host" and "text"
     failure: FailureReport | None = None
 
 
@@ -37,7 +37,7 @@ class OutputPrinter:
     """Prints the output of a launcher, one thread per stream, and collects its messages (--log-json)."""
 
     def __init__(self, output: IO[str] | None, mark: str) -> None:
-        """``output``: stream for both; default: sys.stdout and sys.stderr. ``mark``: start of a line with a mark."""
+        """``output``: for both streams; None: sys.stdout and sys.stderr. ``mark``: the beginning of a flush mark."""
         self._output, self._mark = output, re.compile(re.escape(mark) + r"(\d+)\n")
         self._marks_changed = threading.Condition()
         self._last_marks: dict[str, float] = {"stdout": 0, "stderr": 0}
@@ -48,7 +48,7 @@ class OutputPrinter:
         self.stop: Callable[[], None] = lambda: None
         """Called once after the stream ``output`` has raised."""
         self.error: BaseException | None = None
-        """The exception of the stream ``output``, for the caller; it is not written to any more."""
+        """The exception of the stream ``output``, for the caller; after it nothing is written to ``output``."""
         self.messages: list[LauncherMessage] = []
 
     def print_stream(self, pipe: IO[bytes], name: str) -> None:
@@ -72,9 +72,9 @@ class OutputPrinter:
         for line in io.StringIO(text, newline="\n"):  # splits at \n only: ranks may print other line separators
             at = line.find(JSON_LINE_START) if name == "stderr" else -1
             if at >= 0 and (note := self._collect_message(line[at:])) is not None:
-                # The only rank writes straight to this stream, as a progress bar that it does not end.
+                # A job's only rank writes straight to this stream, and may not have ended its line (a progress bar).
                 line = f"{line[:at]}\n{note}" if at else note
-            elif at == 0:  # truncated
+            elif at == 0:  # a truncated message
                 continue
             elif mark := self._mark.search(line):
                 line, last_mark = line[: mark.start()], int(mark[1])
@@ -84,7 +84,7 @@ class OutputPrinter:
         self._on_mark(name, last_mark)
 
     def _collect_message(self, line: str) -> str | None:
-        """Store a message of ddplaunch; return the text to print for it now, or ""; None if it is none."""
+        """Store a message of ddplaunch; return the text to print for it, or ""; None if the line is no message."""
         try:
             message = convert(json.loads(line), LauncherMessage)
         except (ValueError, ProtocolError):

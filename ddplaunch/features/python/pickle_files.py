@@ -1,8 +1,8 @@
 """Serializes objects between a caller and its ranks: pickles in a private folder.
 
 Functions and classes that cannot be imported (of a notebook or a script, lambdas, closures) are pickled by value, by
-cloudpickle. The memory of large tensors and arrays (out-of-band buffers of PEP 574) is in files next to the pickle,
-which the reader maps. The source of a notebook's cell is a file, too, so that tracebacks show its lines.
+cloudpickle. The memory of large tensors and arrays (out-of-band buffers of PEP 574) is in files next to the pickle;
+the reader maps these files. The source of a notebook's cell is in a file, too, so that tracebacks show its lines.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import cloudpickle
 
 from ddplaunch.base.errors import LaunchError, sanitize_line
 
-_open, _os_open, _rename, _unlink = open, os.open, os.rename, os.unlink  # the program may replace them
+_open, _os_open, _rename, _unlink = open, os.open, os.rename, os.unlink  # kept, as the program may replace them
 
 _MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
 
 class _Memory:
-    """The memory of a tensor; pickle writes an object once, and torch makes a new storage object for each view."""
+    """The memory of a tensor, as one object, which pickle writes once: torch makes a storage object for each view."""
 
     def __init__(self, untyped: Any) -> None:
         self.untyped = untyped  # kept, so that no other memory gets its address meanwhile
@@ -40,9 +40,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=self._keep_in_band)
         self._path = path
         self.files: list[str] = []
-        """All additional files."""
+        """The paths of all files besides the pickle."""
         self.buffers: list[str] = []
-        """Those with out-of-band buffers, in order."""
+        """The paths of the files with out-of-band buffers, in order."""
         self._memories: dict[tuple[int, int, str], _Memory] = {}
         """The memory of tensors, by address, size and device: views are stored once, and share it afterwards."""
 
@@ -66,7 +66,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
             memory, untyped = _Memory(value._untyped_storage), value._untyped_storage
-            if address := untyped.data_ptr():  # that of an empty tensor is 0
+            if address := untyped.data_ptr():  # the address of an empty tensor is 0
                 memory = self._memories.setdefault((address, untyped.nbytes(), str(untyped.device)), memory)
             return _type_storage, (memory, value.dtype)
         if type(value) is _Memory:
@@ -78,7 +78,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value)
 
     def _write_source(self, name: str) -> str | None:
-        """Write source that exists only in this process (linecache) to a file; None if it is in a file already."""
+        """Write source that only linecache has to a file, and return its path; None if it has a file or is unknown."""
         if os.path.exists(name) or not (lines := linecache.getlines(name)):
             return None
         path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
@@ -113,7 +113,7 @@ def _copy_memory(data: bytes) -> Any:
 
 
 def _type_storage(untyped: Any, dtype: Any) -> Any:
-    torch = sys.modules["torch"]  # what has made ``untyped`` has imported it
+    torch = sys.modules["torch"]  # the function that made ``untyped`` has imported it
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.cli import launcher_command
 
 ATTACH_TEXT = "`ddplaunch debug "
-"""In the launcher's note that a rank has stopped and no user is attached."""
+"""A part of the launcher's note that a rank has stopped and no user is attached."""
 
 
 class ExaminedInDebugger(pytest.fail.Exception, bdb.BdbQuit):  # type: ignore[misc, name-defined]
@@ -54,7 +54,7 @@ class PytestDebugger:
         self._test_runs = True
 
     def on_note(self, pid: int, text: str) -> bool:
-        """Called with each note of the launcher, in its reader thread; returns whether the debugger shows it."""
+        """Called with each note of the launcher, in a reader thread; return whether this has started a debug client."""
         with self._lock:
             if not (self._test_runs and ATTACH_TEXT in text):
                 return False

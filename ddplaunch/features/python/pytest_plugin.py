@@ -97,7 +97,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _is_expected(item: pytest.Function, error: BaseException) -> bool:
-    """Whether ``error`` is what an ``xfail(raises=…)`` of the test names.
+    """Whether ``error`` is an exception that an ``xfail(raises=…)`` marker of the test names.
 
     The condition of the marker is left to pytest: where it is false, the test fails with ``error``.
     """

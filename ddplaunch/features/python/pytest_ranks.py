@@ -20,7 +20,7 @@ from ddplaunch.features.python.session import Session
 
 
 class PytestRanks:
-    """The ranks of a test session, reused by following tests with equal arguments of the marker until one fails."""
+    """The ranks of a test session; until a test fails, the next test with equal marker arguments uses them again."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._debugger = PytestDebugger(config)
@@ -44,7 +44,7 @@ class PytestRanks:
         ``fails``: the test is expected to fail. ``is_expected``: whether an exception is the one that it must raise.
 
         Raises pytest's exceptions for a failed or skipped test, with the traceback of the rank that failed first;
-        an expected exception as it is.
+        raises an expected exception unchanged.
         """
         if self._debugger.is_available:
             keywords = {"debug": True, "post_mortem": self._debugger.post_mortem and not fails, **keywords}
@@ -68,7 +68,7 @@ class PytestRanks:
             self.close()
             lines = filter(None, (str(error), getattr(error, "hint", None)))
             raise pytest.fail.Exception("\n  ".join(lines), pytrace=False) from None
-        except pytest.fail.Exception as error:  # of pytest-timeout: the stack of this process is of no interest
+        except pytest.fail.Exception as error:  # from pytest-timeout: the stack of this process is of no interest
             self.close()
             raise pytest.fail.Exception(error.msg, pytrace=False) from None
         except BaseException:
@@ -85,7 +85,7 @@ class PytestRanks:
     def _run(
         self, function: Callable[..., object], given: dict[str, object], timeout: float | None
     ) -> list[pytest_body.Result]:
-        """Run the body in the ranks; raises LaunchError, with the name, for a fixture that cannot be pickled."""
+        """Run the body in the ranks; raises LaunchError with the name of a fixture that cannot be pickled."""
         assert self._session is not None
         module = inspect.getmodule(function)
         if module is not None:
@@ -108,7 +108,7 @@ class PytestRanks:
 
 
 def _warning_filters() -> list[Any]:
-    """The warning filters of this test, without pytest's "always": a rank would print such a warning at each call."""
+    """This test's warning filters, "default" for pytest's "always": a rank would print a warning at each call."""
     return [("default" if action == "always" else action, *rest) for action, *rest in warnings.filters]
 
 

@@ -31,7 +31,7 @@ RAISED_TIMEOUT_S = 3.0
 """After one rank has raised, the others must return or raise within this time; else they are assumed to wait for it."""
 
 _QUIET_TIMEOUT_S = 1.0
-"""The same for a pytest test, after which new ranks are started anyway."""
+"""The same time for a pytest test: after a test that fails, new ranks are started anyway."""
 
 T = TypeVar("T")
 
@@ -218,7 +218,7 @@ class _SessionRanks:
             self._connections[rank] = connection
 
     def _wait(self, sockets: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
-        """Wait until sockets are readable, and return these; return none at the deadline. Raises if the job ends."""
+        """Wait for readable sockets, and return them; return none at the deadline. Raises if the job ends."""
         __tracebackhide__ = True
         with selectors.DefaultSelector() as selector:
             for each in (*sockets, self._job.end_socket):
@@ -230,9 +230,9 @@ class _SessionRanks:
         return [each for each in sockets if each in ready]
 
     def _wait_for_done(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
-        """Wait until all ranks have finished the call; return those that raised, and those that then did not finish.
+        """Wait until all ranks have finished the call, or one has raised and ``raised_timeout_s`` is over.
 
-        Raises LaunchError at the deadline.
+        Return the ranks that raised, and those that have not finished. Raises LaunchError at the deadline.
         """
         __tracebackhide__ = True
         waiting = {connection: rank for rank, connection in self._connections.items()}

@@ -1,7 +1,7 @@
-"""Claim files of launchers: each has what its launcher holds or waits for: GPUs, CPUs, or a place for a run.
+"""Claim files: each says what one launcher holds or waits for: GPUs, CPUs, or one of the N places of ``--jobs N``.
 
-Each launcher has a file of its own, and holds a lock on it (flock(2)) until it ends, however it ends: a file without a
-lock is left over, and counts for nothing. ``Claims.lock`` guards all decisions. Files are only ever opened for reading
+Each launcher has a file of its own, and holds a lock on it (flock(2)) until it ends, also if it is killed. A file
+without a lock is left over, and ignored. ``Claims.lock`` guards all decisions. Files are only ever opened for reading
 by others, never through symbolic links, so the folder may be one in which any user can write.
 """
 
@@ -26,25 +26,25 @@ from ddplaunch.base.types import Pid, TextLine, as_dict, parse
 
 PREFIX = "ddplaunch-claim"
 GUARD = "ddplaunch-claims.lock"
-MAX_CLAIM_BYTES = 1 << 17  # one that waits names all its units: the MAX_JOBS of --jobs take 80 kB
+MAX_CLAIM_BYTES = 1 << 17  # a claim that waits names all units that it would take: MAX_JOBS places take 80 kB
 GUARD_INTERVAL_S = 0.005
 GUARD_TIMEOUT_S = 60.0
-"""For the process that decides to finish: it may ask the GPUs of the machine, and may be suspended."""
+"""For another process to release the lock: it may query the GPUs of the machine, and may be suspended."""
 
 
 class Claim(Struct, frozen=True):
     """The GPUs, CPUs or place for a run that a launcher has on this machine, or waits for."""
 
-    queue: TextLine  # "gpus": those of one queue wait in one order
+    queue: TextLine  # "gpus": the claims of one queue wait in one order
     what: TextLine  # in words, "2 free GPUs"
     pid: Pid
     job: TextLine = ""  # the local job that it belongs to
     units: tuple[TextLine, ...] = ()  # what it has, or, while it waits, what it would take: addresses of GPUs, CPUs
-    shared: bool = False  # whether others may have the same: it was named, not reserved
+    shared: bool = False  # whether others may have the same units: the run uses them, and has not reserved them
 
 
 class ClaimFile(Struct, frozen=True):
-    """A claim with its file, whose name has the time of its arrival: the files in order of that time are a queue."""
+    """A claim and its file. The file's name has the time of arrival; the order of these times is the queue."""
 
     name: str
     user: str
@@ -64,14 +64,14 @@ class OwnClaim:
 
     def __init__(self, folder: str, fd: int, name: str) -> None:
         self._folder, self._fd, self.name = folder, fd, name
-        os.register_at_fork(after_in_child=self._close)  # what outlives the run must not keep the lock
+        os.register_at_fork(after_in_child=self._close)  # a child that outlives the run must not keep the lock
 
     def precedes(self, other: ClaimFile) -> bool:
-        """Whether this process comes before the other in the queue, or is the same."""
+        """Whether this claim comes before ``other`` in the queue, or is the same claim."""
         return _order(self.name) <= other.order
 
     def grant(self, claim: Claim) -> None:
-        """Write to the file what this process has got; may be called only while the claims are locked."""
+        """Write the units that this process has got to its file; may be called only while the claims are locked."""
         _write(self._fd, claim)
         name = self.name.replace(f"{PREFIX}.wait.", f"{PREFIX}.has.", 1)
         os.rename(os.path.join(self._folder, self.name), os.path.join(self._folder, name))
@@ -98,7 +98,7 @@ class Claims:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock under which launchers change claims. Raises LaunchError if the file fails, or stays locked."""
+        """Hold the lock under which launchers change claims. Raises LaunchError if it cannot be taken."""
         fd = self._open_guard()
         deadline = time.monotonic() + GUARD_TIMEOUT_S
         try:
@@ -113,7 +113,7 @@ class Claims:
             os.close(fd)
 
     def add(self, claim: Claim, *, waits: bool) -> OwnClaim:
-        """Create the file of this process, behind all others of its queue; to wait only while the claims are locked."""
+        """Create the file of this process, last in its queue; with ``waits``, only while the claims are locked."""
         # The monotonic clock is that of the machine, and does not jump.
         name = f"{PREFIX}.{'wait' if waits else 'has'}.{time.monotonic_ns():020}.{os.getpid()}"
         new = os.path.join(self._folder, f".{name}")
@@ -130,7 +130,7 @@ class Claims:
         return OwnClaim(self._folder, fd, name)
 
     def list(self, queue: str | None) -> list[ClaimFile]:
-        """List the claims of living launchers, in order of arrival; own files that are left over are removed.
+        """List the claims of living launchers, in order of arrival; left-over files of this user are removed.
 
         ``queue``: None is all.
         """

@@ -31,7 +31,7 @@ from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.plan.numbers import format_cpulist, parse_int
 from ddplaunch.system.plan.planner import PlanSpec
 
-LONG_WAIT_S = 300 * 86400.0  # is no limit: that of local jobs
+LONG_WAIT_S = 300 * 86400.0  # a longer wait, like that of local jobs, is shown as no limit
 START_VARIABLE = "DDPLAUNCH_START_FILE"
 """Names the file to make once a local job has what it waited for."""
 
@@ -46,7 +46,7 @@ def complete_spec(
 ) -> PlanSpec:
     """Return the planner's input with the GPUs that were reserved; ``keep`` is called with each reservation to hold.
 
-    ``on_next`` is called when the run waits as the next in line, with what it would be on the first GPUs.
+    ``on_next`` is called when the run waits as the next in line, with the planner's input as it is with the first GPUs.
 
     A dry run reserves nothing and chooses GPUs that are free now. Raises UsageError.
     """
@@ -199,12 +199,12 @@ def _too_few(error: NotFree, wait_s: float | None) -> UsageError:
 def share_gpus(units: Sequence[str]) -> tuple[OwnClaim | None, list[str]]:
     """Claim the GPUs of a run that has not reserved any, so that no other one reserves them; also return notes.
 
-    Where that cannot be done, the run does without.
+    If that fails, the run goes on without a claim.
     """
     try:
         claims = Claims(find_lock_folder(os.environ))
         claim = Claim(QUEUE, "its GPUs", os.getpid(), os.environ.get(JOB_VARIABLE, ""), tuple(units), shared=True)
-        own = claims.add(claim, waits=False)  # at once: a process that decides meanwhile would only have been earlier
+        own = claims.add(claim, waits=False)  # without the lock: to a process that decides now, this run comes later
         files = claims.list(QUEUE)
     except (LaunchError, OSError):
         return None, []

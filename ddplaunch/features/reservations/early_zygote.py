@@ -43,7 +43,7 @@ class EarlyZygote:
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
     ) -> tuple[OwnZygote, socket.socket] | None:
-        """Return it with its socket; None if it has ended, or would import something else than is needed now."""
+        """Return the zygote with its socket; None if it has ended, or if the run now needs other imports."""
         zygote, self._zygote = self._zygote, None
         if zygote is None:
             return None
@@ -60,7 +60,7 @@ class EarlyZygote:
         return None
 
     def _reads_other_variable(self, environment: Mapping[str, str]) -> bool:
-        """Whether native code may have read a variable that has changed since; the zygote knows what Python reads."""
+        """Whether native code may have read a variable that has changed since. The zygote checks what Python reads."""
         before = self._environment
         others = [name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)]
         return any(re.fullmatch(self._config["native_reads"], name) for name in others)
@@ -69,7 +69,7 @@ class EarlyZygote:
 def start_early(options: Options, spec: PlanSpec, target: Target) -> EarlyZygote | None:
     """Start the zygote of a run that waits; None if it imports nothing, or another feature provides it.
 
-    ``spec``: the planner's input, with any GPUs. What is wrong with it is reported at the run's turn.
+    ``spec``: the planner's input, with GPUs that are only assumed. An error in it is reported at the run's turn.
     """
     with suppress(LaunchError, OSError):
         machine, _ = read_machine(os.environ, spec, runs_here=True)

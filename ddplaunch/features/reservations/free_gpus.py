@@ -1,4 +1,4 @@
-"""``--gpus free:2``: which GPUs of this machine are free, who has the others, and reserving some until the job ends."""
+"""``--gpus free:2``: finds out which GPUs of this machine are free and who has the others, and chooses some."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ_INTERVAL_S = 1.0
 
 
 def parse_free_gpus(text: str | None) -> int | None:
-    """Return N of ``--gpus free:N``; None for another value. Raises UsageError for a number that cannot be meant."""
+    """Return N of ``--gpus free:N``; None for another value. Raises UsageError if N is no number from 1 to 9999."""
     if text is None or not wants_free_gpus(text):
         return None
     found = re.fullmatch(r"free:([1-9]\d{0,3})", text.strip().lower())
@@ -42,7 +42,7 @@ class GpuNeed(Need):
     queue = QUEUE
 
     def __init__(self, count: int, environ: Mapping[str, str]) -> None:
-        """Raises UsageError if the job may use fewer GPUs than that."""
+        """Raises UsageError if the job may use fewer than ``count`` GPUs."""
         self.what = format_count(count, "free GPU")
         self._count, self._environ = count, environ
         self._gpus = _read_usable_gpus(environ)
@@ -121,7 +121,7 @@ def _describe_user(gpu: Gpu, claim: ClaimFile | None) -> str | None:
 
 
 def format_age(pid: int) -> str:
-    """Return ", for 3 h": since when a process runs, by a clock that does not jump; "" if it is not known."""
+    """Return for how long a process has run, ", for 3 h", by a clock that does not jump; "" if it is unknown."""
     if (ticks := start_ticks(pid)) < 0:
         return ""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

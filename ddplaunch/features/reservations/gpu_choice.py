@@ -11,8 +11,8 @@ Links = Mapping[tuple[int, int], int]
 def choose_neighbours(free: Sequence[int], count: int, distances: Links) -> tuple[int, ...] | None:
     """Return ``count`` of the ``free`` GPUs, those that are nearest to each other; None if there are too few.
 
-    Of equally near ones, those that are farther from the GPUs that stay free: a pair that is linked stays whole for the
-    next job. From each GPU on, the nearest is added, which is fast also with 16 GPUs.
+    Of equally near groups, the one that is farthest from the GPUs that stay free: a linked pair stays whole for the
+    next job. A group starts with each GPU in turn, and the nearest GPUs are added: that is fast also with 16 GPUs.
     """
     if len(free) < count:
         return None

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from ddplaunch.base.errors import LaunchError, sanitize_line
 
 FOLDER_VARIABLE = "DDPLAUNCH_LOCK_DIR"
-"""Names the folder instead: for containers that share GPUs, one that all of them mount."""
+"""Names another folder: containers that share GPUs need one that all of them mount."""
 
 FOLDERS = ("/run/lock", "/dev/shm", "/tmp")
-"""The first that all users may write to is taken; the first two are empty after a reboot, and never cleaned."""
+"""The first to which all users may write is used. The first two are empty after a reboot, and not cleaned before."""
 
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs")
 

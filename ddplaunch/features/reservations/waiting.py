@@ -20,7 +20,7 @@ JOB_VARIABLE = "DDPLAUNCH_LOCAL_JOB"
 class Need(ABC):
     """What a launcher needs before it starts."""
 
-    queue: str  # those with the same are served in one order
+    queue: str  # needs with the same queue are served in one order
     what: str  # in words, "2 free GPUs"
     units: tuple[str, ...]  # what it would take
 
@@ -43,8 +43,8 @@ def reserve(
 ) -> tuple[OwnClaim, tuple[str, ...]]:
     """Reserve what ``need`` names; return the claim, which lasts as long as this process, and the reserved units.
 
-    ``wait_s``: how long to wait; ``on_wait`` is called with the number of launchers that are served before, and
-    all claims: first, when the launcher directly before has stopped waiting, and, as the next in line, at each poll.
+    ``wait_s``: how long to wait; ``on_wait`` is called with the number of launchers that are served before, and all
+    claims: at first, when the launcher directly before has stopped waiting, and, if next in line, at each poll.
     Raises NotFree.
     """
     deadline = time.monotonic() + (wait_s or 0)
@@ -102,5 +102,5 @@ class PlaceNeed(CountedNeed):
     """One of N places for runs."""
 
     def choose(self, taken: Mapping[str, ClaimFile]) -> tuple[str, ...] | None:
-        """Return the first free place; None while N runs have places, even if these are of a greater N."""
+        """Return the first free place; None while N runs have places, even places of runs with a greater N."""
         return super().choose(taken) if len(taken) < len(self.units) else None

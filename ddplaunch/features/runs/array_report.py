@@ -16,7 +16,7 @@ from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 
 def print_array(job: SubmittedJob, *, as_json: bool) -> None:
-    """Print the summary and the state of each job. Raises LaunchError as ``query_array`` does."""
+    """Print a summary of an array, and the state of each of its jobs. Raises LaunchError as ``query_array`` does."""
     words, code, states = query_array(job)
     rows = []
     for index, state in states.items():

@@ -23,7 +23,7 @@ from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
-INITIAL_LINES = 1000  # of the log of each pod of Kubernetes, likewise
+INITIAL_LINES = 1000  # the last lines of each Kubernetes pod's log, shown first
 
 
 @click.command()

@@ -67,13 +67,13 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
 def _resolve_ended_run(run: str) -> str:
     """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
     is_unreadable = run in history_store.list_runs() and not history_store.read_run_record(run)
-    if not is_unreadable:  # such a record is found by its exact name only
+    if not is_unreadable:  # an unreadable record is found by its exact name only
         run = find_run(run).run
     is_running = run in index_runs().running
     if not is_running and history_store.may_be_running(run):
         if hosts := history_store.hosts_elsewhere(history_store.read_node_records(run)):
             raise UsageError(*describe_elsewhere(run, hosts))
-        is_running = True  # here, but its control socket cannot be found, as with another XDG_RUNTIME_DIR
+        is_running = True  # on this machine, but its control socket was not found, as with another XDG_RUNTIME_DIR
     if is_running:
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
     return run
@@ -88,7 +88,7 @@ def _parse_age(text: str) -> float:
 
 
 def _confirm_deletion(names: list[str]) -> None:
-    """Ask for confirmation to remove all; exit if the user refuses."""
+    """Ask whether to remove the records of these runs; exit if the user refuses."""
     what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(history_store.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):
         raise UsageError(f"this would delete {what}", "confirm with --yes; or --older-than 7d, or name one run")

@@ -39,9 +39,9 @@ from ddplaunch.observe.history.run_record import RunRecord
 from ddplaunch.observe.samples.sample import average
 from ddplaunch.system.git_environ import git_environ
 
-MAX_RUNS = 12  # columns of a table
+MAX_RUNS = 12  # each is a column of the table
 MIN_CELL, MAX_CELL = 16, 60  # columns of a terminal
-TAIL_BYTES = 64 << 10  # of rank 0's output, in which its last figures are
+TAIL_BYTES = 64 << 10  # the end of rank 0's output, which is searched for its last numbers
 GIT_TIMEOUT_S = 5.0
 
 
@@ -194,7 +194,7 @@ def write_comparison(runs: Sequence[ComparedRun], file: str) -> None:
     for run in runs:
         name = run.record.run
         found = FoundRun(name, jobs.get(name), run.record)
-        shares = history_store.read_node_records(name) or [run.record]  # it may just have been deleted
+        shares = history_store.read_node_records(name) or [run.record]  # the stored record may just have been deleted
         inputs = collect_inputs(found, shares)
         pages.append(PageRun.from_records(with_live_state(found, shares, inputs), inputs))
     differs = [(row.name, *row.values) for row in differences(runs)]

@@ -1,4 +1,4 @@
-"""Goodput of runs in words: the effective part of their time breakdown, and where the rest went; their sum."""
+"""Describes the goodput of runs: the effective part of their time, and where the rest went. Adds up their times."""
 
 from __future__ import annotations
 

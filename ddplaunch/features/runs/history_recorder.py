@@ -1,8 +1,8 @@
 """The observer that records a run in the history: its command, its events, and the last output of its ranks.
 
 The start of each attempt, its first collective and the end of stalls are written as they come, so that a launcher that
-is killed leaves a record; the rest is written at the end of the attempt. ``record`` reads it. All files are in folders
-that only this user may enter, as arguments and output can hold secrets. Disk errors never harm a run.
+is killed leaves a record; the rest is written at the end of the attempt. ``run_record`` reads them. All files are in
+folders that only this user may enter, as arguments and output can hold secrets. Disk errors never harm a run.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ddplaunch.system.history_dir import MAX_TARGET_CHARS, history_dir, open_his
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import start_ticks
 
-SIZE_CHECK_EVERY = 5  # runs with output, about, between two checks of the history's size
-SIZE_CHECK_SHARE = 20  # of many runs, between two checks: one looks at all of them
+SIZE_CHECK_EVERY = 5  # about this many runs with output are between two checks of the history's size
+SIZE_CHECK_SHARE = 20  # with many runs, 1/20 of them are between two checks: a check looks at all
 MAX_EVENTS = 20_000  # of an attempt
-MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
-MAX_INSPECTION = 8 << 20  # bytes; that of 1,000 ranks with their stacks has less
+MAX_BYTES = 4 << 20  # of a file; only the last attempt may exceed it
+MAX_INSPECTION = 8 << 20  # bytes; an inspection of 1,000 ranks with their stacks is smaller
 MAX_OUTPUT = 64 << 20  # bytes of the last output of all ranks together
 MAX_OUTPUT_DONE = 8 << 20  # the same, of a run that succeeded
 
@@ -68,13 +68,13 @@ class HistoryRecorder(TimeTracker):
         self._file = self._path = ""  # the record's name; the beginning of the paths of further files
         self._error: OSError | None = None
         self._pending: list[tuple[Event, float]] = []  # events of the attempt that are not written yet
-        self._attempt = self._event_count = 0  # of the attempt
+        self._attempt = self._event_count = 0  # the attempt's number, and the number of its events
         self._joined_late = True  # whether the job had started before this node joined
-        self._start_line = b""  # of the attempt, until it is written
+        self._start_line = b""  # the first line of the attempt, until it is written
         self._starting = 0  # ranks that have not started
         self._size = 0  # bytes written
-        self._left_out = 0  # attempts in a row
-        self._output_files: list[str] = []  # of the last attempt that failed
+        self._left_out = 0  # attempts in a row that were not written
+        self._output_files: list[str] = []  # of the last attempt whose output was written
 
     def observe(self, event: Event) -> None:
         super().observe(event)
@@ -82,7 +82,7 @@ class HistoryRecorder(TimeTracker):
             return self._finish() if isinstance(event, events.JobEnded) else None
         if isinstance(event, events.AttemptPlanned):
             if self._error:
-                self._pending.clear()  # of the attempt before
+                self._pending.clear()  # of the attempt before this one
             self._plan, self._attempt = event.plan, event.attempt
             self._joined_late &= event.attempt > 0
             self._start_line = events.event_to_json(event, time.time())
@@ -93,7 +93,7 @@ class HistoryRecorder(TimeTracker):
         self._event_count += 1
         if self._event_count < MAX_EVENTS or isinstance(event, _ATTEMPT_END_EVENTS):
             self._pending.append((event, time.time()))
-        if isinstance(event, events.RankStarted) and self._starting == 0:  # before, the disk may be slow
+        if isinstance(event, events.RankStarted) and self._starting == 0:  # not earlier: the disk may be slow
             self._flush_attempt(create=True)
         if isinstance(event, _FLUSH_EVENTS):
             self._flush_attempt()
@@ -147,7 +147,7 @@ class HistoryRecorder(TimeTracker):
                 try:
                     os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
-                    pass  # another node's, or an earlier run's
+                    pass  # another node has made it, or an earlier run
                 folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
                 try:
                     file = os.open(self._file, _FLAGS | os.O_EXCL, 0o600, dir_fd=folder)
@@ -243,7 +243,7 @@ class HistoryRecorder(TimeTracker):
             self._notify(f"the record of this run in the history is incomplete: {self._error.strerror}")
         if self._folder is None:
             return
-        if self._file == "node-0.jsonl":  # an elastic job goes on without other nodes
+        if self._file == "node-0.jsonl":  # node 0 alone ends the run: an elastic job goes on without other nodes
             history_store.mark_over(self._folder)
         os.close(self._folder)
         self._folder = None

@@ -30,7 +30,7 @@ def wait_for_job(job: SubmittedJob, word: str) -> int:
         answered = True
         try:
             words, code = _query(job, which, scheduler)
-        except SchedulerNotResponding:  # it restarts now and then; the job is not affected
+        except SchedulerNotResponding:  # schedulers restart now and then; the job is not affected
             answered = False
         if notice := outage.update(answered=answered):
             print_line(notice)

@@ -134,7 +134,7 @@ def _output_options(follow: bool, tail: int | None) -> list[str]:
 
 
 def _program_output(run: FoundRun, program: str, tail: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the output of a program beside the ranks: of its last start the whole, or what is in memory."""
+    """Yield the output of a program beside the ranks: the log of its last start, or what is in memory."""
     record, log_dir = run.record, run.record.log_dir if run.record else None
     known = [each.program for each in record.programs] if record else []
     if record and log_dir and program in known and not (run.running and follow):
@@ -173,7 +173,7 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
         what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
     files, scheduler, has_ended = job.log_paths(which.index), get_scheduler(job), False
-    if not (files[0] and os.path.exists(files[0])):  # without a query of the scheduler if it exists
+    if not (files[0] and os.path.exists(files[0])):  # the scheduler is queried only if there is no log
         seen = job_state(job, which, scheduler)
         files, has_ended = (seen.log_path, seen.stderr_path), seen.code is not None
         if seen.is_pending and not follow:
@@ -198,7 +198,7 @@ def _last_lines_size(path: str | None, lines: int) -> int:
     try:
         with open(path or "", "rb") as file:
             return len(kept.read_last_lines(file, lines))
-    except OSError:  # it does not exist yet
+    except OSError:  # the log does not exist yet
         return 0
 
 
@@ -257,7 +257,7 @@ def _stored_if_ended(
 
 
 def parse_moment(text: str, now: float) -> float:
-    """Parse a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
+    """Parse a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"."""
     ago = parse_seconds(text)
     if ago is not None and ago >= 0:
         return now - ago
@@ -311,7 +311,7 @@ def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json:
 
 def regroup_by_line(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Regroup pieces so that each one ends with a line."""
-    unfinished: dict[int, bytes] = {}  # lines
+    unfinished: dict[int, bytes] = {}  # the last line of a rank, if it has no end yet
     for rank, data in pieces:
         lines, newline, rest = (unfinished.pop(rank, b"") + data).rpartition(b"\n")
         if len(rest) > MAX_LINE:

@@ -23,7 +23,7 @@ class TailOutputRequest(Request[OutputChunk], frozen=True):
     """Request for the last output of these ranks of this node; ``follow``: also for their output from then on.
 
     No ranks means all ranks. Of the earlier output, ``lines`` limits it to the last lines (0: all), and ``since`` to
-    what came since a moment.
+    the output since a moment.
     """
 
     ranks: tuple[Count, ...] = ()
@@ -53,7 +53,7 @@ class TailOutputRequest(Request[OutputChunk], frozen=True):
 
 
 class ProgramOutput(TaggedMessage, frozen=True):
-    """Output of a program beside the ranks, and the names of all programs; when it is followed, more of it comes."""
+    """Output of a program beside the ranks, and the names of all programs; a client that follows it gets more."""
 
     data: bytes
     known: tuple[TextLine, ...]
@@ -62,7 +62,7 @@ class ProgramOutput(TaggedMessage, frozen=True):
 class ProgramOutputRequest(Request[ProgramOutput], frozen=True):
     """Request for the last output of a program, also of an ended one; ``follow``: also for its output from then on.
 
-    ``lines``: at first its last lines alone (0: all).
+    ``lines``: how many of its last lines are sent at first (0: all).
     """
 
     program: TextLine
@@ -94,7 +94,7 @@ class ProgramOutputRequest(Request[ProgramOutput], frozen=True):
 
 
 def last_lines(data: bytes, count: int) -> bytes:
-    """Return the last ``count`` lines of an output; an unfinished one counts."""
+    """Return the last ``count`` lines of an output; an unfinished line counts."""
     at = len(data) - data.endswith(b"\n")
     for _ in range(count):
         at = data.rfind(b"\n", 0, max(0, at))
@@ -104,7 +104,7 @@ def last_lines(data: bytes, count: int) -> bytes:
 
 
 class OutputSubscriber:
-    """Sends the output of ranks to one client, as it comes."""
+    """Sends the output of ranks to one client, as the ranks print it."""
 
     def __init__(self, context: RequestContext, ranks: tuple[int, ...]) -> None:
         self._context = context

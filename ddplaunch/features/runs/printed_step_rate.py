@@ -18,9 +18,9 @@ _RATE = re.compile(
 
 
 def find_step_rate(text: str) -> float | None:
-    """Return the steps a second that the end of an output names last; None if it names none.
+    """Return the last number of steps a second in the end of a rank's output; None if there is none.
 
-    A summary of the whole training goes before the last progress bar, which may be that of an evaluation.
+    A summary of the whole training is preferred: the last progress bar may be that of an evaluation.
     """
     if summaries := _SUMMARY.findall(text):
         return float(summaries[-1])

@@ -22,9 +22,9 @@ def with_program_usage(record: RunRecord) -> RunRecord:
 
 
 def add_program_usage(programs: tuple[ProgramStatus, ...], samples: Iterable[NodeSample]) -> tuple[ProgramStatus, ...]:
-    """Return the programs with their peak memory and last silence.
+    """Return the programs with their peak memory, and for how long each was silent in the end.
 
-    The record has only those of programs that ended before the job did, and only the largest of their processes.
+    The record has these values only of programs that ended before the job, and only of their largest process.
     """
     peaks, quiet = dict[str, int](), dict[str, float | None]()
     for each in (each for sample in samples for each in sample.programs):

@@ -23,12 +23,12 @@ class GitState(Struct, frozen=True):
     """What git knew of the code of a run."""
 
     root: Path  # of the work tree
-    commit: Name | None = None  # None before the first one
-    branch: TextLine = ""  # "(detached)" without one
+    commit: Name | None = None  # None before the first commit
+    branch: TextLine = ""  # "(detached)" without a branch
     changed: tuple[TextLine, ...] = ()  # files
     new: tuple[TextLine, ...] = ()  # files and folders that git neither tracks nor ignores
     diff_bytes: Size = 0  # of the stored changes
-    is_diff_cut: bool = False  # whether they were longer
+    is_diff_cut: bool = False  # whether the changes were longer
 
     @property
     def is_clean(self) -> bool:
@@ -50,7 +50,7 @@ class Provenance(Struct, frozen=True):
     host: Name
     python: Name
     torch: Name | None = None
-    cuda: Name | None = None  # of this torch; or ROCm
+    cuda: Name | None = None  # the version of CUDA, or of ROCm, that torch uses
     driver: Name | None = None
     gpus: tuple[TextLine, ...] = ()  # models
     packages: Mapping[str, TextLine] = {}  # versions by name

@@ -5,8 +5,8 @@ without git, and NAME.diff. SIGTERM, the end of the launcher or ``GIT_TIMEOUT_S`
 
     python -I -S provenance_probe.py FOLDER NAME REQUEST
 
-REQUEST is an object of JSON: the fields that are written as they are, ``sys_path``, and ``folders``, of which the first
-that is in a repository counts.
+REQUEST is a JSON object: fields that are written unchanged, ``sys_path``, and ``folders``, of which the first in a
+repository counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ USUAL_VARIABLES = re.compile(
 )
 """Variables of login, terminal and desktop."""
 
-# Files of which git may know, and whose content is no one's business.
+# Files that git may track, and whose content must not be stored.
 SECRET_FILES = (
     ".env",
     ".env.*",
@@ -85,7 +85,7 @@ class Git:
 
     def run(self, *words: str, limit: int = MAX_LIST) -> tuple[bytes, bool]:
         """Run git; return its output, and whether the output was cut off; raise GitFailed."""
-        import selectors  # most of the time that this process takes, and only for what is in a repository
+        import selectors  # slow to import, and only needed in a repository
         import subprocess
 
         variables = {**git_environ(os.environ), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -205,7 +205,7 @@ def read_repository(git: Git, root: str, write_diff: Callable[[bytes], None]) ->
 
 
 def new_file_diff(root: str, name: bytes) -> bytes:
-    """Return the diff that adds a file, as `git apply` takes it; nothing for one that is not a text."""
+    """Return the diff that adds a file, as `git apply` takes it; nothing for a file that is not text."""
     try:
         path = os.path.join(os.fsencode(root), name)
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -223,7 +223,7 @@ def new_file_diff(root: str, name: bytes) -> bytes:
 
 
 def list_packages(sys_path: Sequence[str]) -> dict[str, str]:
-    """List the installed distributions by the names of their folders, as ``importlib.metadata`` finds them."""
+    """Read the versions of installed distributions from their folders' names, as ``importlib.metadata`` finds them."""
     versions = dict[str, str]()
     for folder in sys_path:
         try:
@@ -238,7 +238,7 @@ def list_packages(sys_path: Sequence[str]) -> dict[str, str]:
 
 
 def read_torch(sys_path: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the versions of torch and of its CUDA or ROCm, from its file of assignments."""
+    """Return the versions of torch and of its CUDA or ROCm, from its file ``version.py``."""
     for folder in sys_path:
         try:
             with open(os.path.join(folder, "torch", "version.py"), encoding="utf-8") as file:
@@ -263,7 +263,7 @@ def read_driver() -> str | None:
 
 
 def list_variables(names: Iterable[str]) -> list[str]:
-    """List the variables that are not those of login, terminal and desktop; their values may be secrets."""
+    """List the names of variables, without those of login, terminal and desktop; values may be secrets."""
     return sorted(name for name in names if not USUAL_VARIABLES.fullmatch(name))[:MAX_VARIABLES]
 
 
@@ -299,7 +299,7 @@ def main() -> None:
         fields["git"] = read_git(folders, deadline, parent, lambda diff: write(".diff", diff))
     except GitFailed as error:
         fields["git_error"] = str(error)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to stop
     write(".json", json.dumps(fields).encode())
 
 

@@ -45,7 +45,7 @@ class ProvenanceProcess:
         words = probe_command(path, [*dict.fromkeys((*folders, here))], plan.gpus)
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         signals = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM]
-        with suppress(OSError), process_limits.original_nofile_limit():  # the limit on processes
+        with suppress(OSError), process_limits.original_nofile_limit():  # OSError: the limit on processes is reached
             pid = os.posix_spawn(
                 sys.executable, words, self._environ, file_actions=null, setsid=True, setsigdef=signals, setsigmask=[]
             )

@@ -100,7 +100,7 @@ def read_last_lines(file: BinaryIO, lines: int) -> bytes:
 def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the output of these ranks from the launcher's memory; ``follow``: and further output, to the job's end.
 
-    Raises JobEnded before the first piece, if at all.
+    Raises JobEnded, before the first piece, if the job has ended.
     """
     for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow, part.lines, part.since)):
         if piece.missed:
@@ -119,7 +119,7 @@ def follow_files(run: str, path: str, ranks: Sequence[int], part: Part) -> Itera
         tails = {rank: stack.enter_context(closing(_TailedFile())) for rank in ranks or known}
         for rank, tail in tails.items():
             yield from ((rank, data) for data in tail.read(known.get(rank, []), part))
-        with suppress(client.JobEnded):  # while the files were read
+        with suppress(client.JobEnded):  # the job has ended while the files were read
             for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow=True)):
                 if piece.rank not in tails:
                     tails[piece.rank] = stack.enter_context(closing(_TailedFile()))
@@ -138,9 +138,9 @@ class _TailedFile:
         self._file: BinaryIO | None = None
 
     def read(self, paths: Sequence[str], part: Part | None = None) -> Iterator[bytes]:
-        """Yield new data of the current file, then the later files; the first time only a ``part``.
+        """Yield new data of the current file, then the later files; on the first call only ``part`` of their data.
 
-        Raises LaunchError: the times of a file are unknown.
+        Raises LaunchError if the times of a file are unknown.
         """
         yield from self._read_new()
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths

@@ -161,7 +161,7 @@ def _with_live_times(path: str, record: RunRecord) -> RunRecord:
 
 
 def _query_job_end(shares: Sequence[RunRecord]) -> BatchJobState | None:
-    """Ask the scheduler how the job of a run ended, if the record of the run has no end; print it too."""
+    """Ask the scheduler how the job of a run ended, if the record of the run has no end, and print the answer."""
     try:
         seen = find_final_state(shares)
     except LaunchError as error:
@@ -178,7 +178,7 @@ def _report_of_job(
     """Return a submitted job's newest run, its recorded runs, its state; or print its report, and return an exit code.
 
     Without a record here, node 0 of a running job prints the report. The state is None if the scheduler does not
-    answer, and the record shows what it knows.
+    answer; then the report says what the record has.
     """
     if parse_array_index(job, word) == "":
         if page:

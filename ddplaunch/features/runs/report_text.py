@@ -110,7 +110,7 @@ def _format_state(record: RunRecord) -> str:
 
 
 def _format_mismatches(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """Format each import whose preloaded module was not used, or did not fit, with the number of such ranks."""
+    """Format each preloaded module that did not fit an import of some ranks: how many, and what they did."""
     outcomes = {"restarts": "started over", "continues": "used it all the same", "ends": "ended"}
     for each in [each for attempt in attempts for each in attempt.mismatches]:
         did = outcomes.get(each.outcome, each.outcome)

@@ -57,18 +57,18 @@ class EarlierCommand(NamedTuple):
     """The command of an earlier run, and the provenance of that run."""
 
     name: str  # of the run, or the number of the job
-    words: tuple[str, ...]  # behind "ddplaunch"
+    words: tuple[str, ...]  # after "ddplaunch"
     folder: str
     provenance: Provenance | None = None
     diff: bytes = b""
-    nnodes: int = 1  # on which the command has to be typed, each with its node rank
+    nnodes: int = 1  # the command must be typed on each node, with its node rank
 
 
 class OptionTable(NamedTuple):
     """The options of a command, by spelling."""
 
     takes_value: Mapping[str, bool]
-    names: Mapping[str, str]  # equal for the spellings of one option
+    names: Mapping[str, str]  # one name for all spellings of an option
 
     @classmethod
     def from_params(cls, params: Sequence[click.Parameter]) -> OptionTable:
@@ -102,7 +102,7 @@ class _RerunCommand(click.Command):
             return super().parse_args(ctx, args)
         known = {**spellings(PARAMS), **_OWN}
         end = end_of_options(args, known)
-        if end < len(args) and is_option(args[end]):  # of a scheduler?
+        if end < len(args) and is_option(args[end]):  # it may be an option of a scheduler
             known = {**known, **spellings(_submit_params(args))}
             end = end_of_options(args, known)
         options, rest = args[:end], args[end:]
@@ -149,7 +149,7 @@ def rerun(ctx: click.Context, run: str, commit: bool) -> object:
         lines.append(f"{earlier.name} ran on {earlier.nnodes} nodes: type the command of each on the others")
     for line in lines:
         click.echo(f"ddplaunch: {sanitize_line(line, 1000)}", err=True)
-    sys.argv[1:] = words  # which the record of the run has
+    sys.argv[1:] = words  # the record of the new run has these words
     return run_with_click(words)
 
 
@@ -242,7 +242,7 @@ def _find_target(typed: str, earlier: EarlierCommand, worktree: str | None) -> s
 
 
 def _split_earlier(words: Sequence[str], table: OptionTable, more: Sequence[str]) -> SplitArgv:
-    """Split the words of the earlier command, as it did itself."""
+    """Split the words of the earlier command into options, target and arguments, as that command did."""
     rewritten = load_features().rewrite_words([*words], table.takes_value)
     translated = translate_torchrun(rewritten, table.takes_value, {})
     trailing = TRAILING_OPTIONS - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}

@@ -15,7 +15,7 @@ from ddplaunch.features.runs.run_comparison import compare_provenance
 from ddplaunch.system.devices import read_hardware
 
 MAX_DIFFERENCES = 12  # lines
-TIMEOUT_S = 25.0  # more than git gets
+TIMEOUT_S = 25.0  # longer than the timeout of git in the probe
 
 
 def describe_differences(
@@ -28,7 +28,7 @@ def describe_differences(
     if now is None:
         return [f"what differs from {run} is unknown: it could not be found out in {TIMEOUT_S:g} s"]
     models = tuple(gpu.name for gpu in read_hardware().gpus)
-    now = replace(now, gpus=before.gpus if {*before.gpus} <= {*models} else models)  # those of the run may be a part
+    now = replace(now, gpus=before.gpus if {*before.gpus} <= {*models} else models)  # the run may have had only some
     rows = compare_provenance([before, now], [diff, changes])
     lines = [
         f"{row.name}: {row.values[0]} then, {row.values[1]} now" if row.differs else row.name  # "and 7 more packages"

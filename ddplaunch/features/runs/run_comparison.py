@@ -26,7 +26,7 @@ class ComparedRun(NamedTuple):
     diff: bytes = b""  # its changes since the commit
     collective_rate: float | None = None  # collectives a second, of its first rank
     step_rate: float | None = None  # steps a second, as rank 0 printed it
-    last_line: str = ""  # the last one of rank 0 with a number
+    last_line: str = ""  # the last line of rank 0 that has a number
 
 
 class Row(NamedTuple):
@@ -82,7 +82,7 @@ def _is_number(word: str) -> bool:
 
 
 def compare_provenance(runs: Sequence[Provenance | None], diffs: Sequence[bytes]) -> Iterator[Row]:
-    """Yield what differs between the code, the versions and the machines of runs."""
+    """Yield a row for each difference between the code, the versions and the machines of runs."""
 
     def row(name: str, read: Callable[[Provenance], str | None]) -> Row:
         return Row(name, tuple((each and read(each)) or UNKNOWN for each in runs))
@@ -119,7 +119,7 @@ def _version_reader(name: str) -> Callable[[Provenance], str | None]:
 
 
 def _compare_changes(runs: Sequence[Provenance | None], diffs: Sequence[bytes]) -> Row:
-    """Compare the changes since the commits, of which equal counts of files may be different."""
+    """Compare the changes since the commits: equal changes have the same version number."""
     kinds = {diff: number for number, diff in enumerate(dict.fromkeys(diff for diff in diffs if diff), 1)}
     values = [
         f"version {kinds[diff]}" if diff else "none" if each and each.git else UNKNOWN
@@ -135,7 +135,7 @@ def format_gpus(models: Sequence[str]) -> str:
 
 
 def compare_results(runs: Sequence[ComparedRun], format_state: Callable[[RunRecord], str]) -> Iterator[Row]:
-    """Yield how the runs went, also where that is the same."""
+    """Yield rows that say how the runs went, also rows with equal values."""
 
     def row(name: str, read: Callable[[ComparedRun], str]) -> Row:
         return Row(name, tuple(read(each) or UNKNOWN for each in runs))
@@ -155,12 +155,12 @@ def _format_rate(rate: float | None) -> str:
 
 
 def peak_memory(record: RunRecord) -> int:
-    """Return the most bytes that a rank had, in all attempts; 0 if that is unknown."""
+    """Return the peak memory of a rank, in bytes, the highest of all ranks and attempts; 0 if it is unknown."""
     return max((rank.peak_memory for attempt in record.attempts for rank in attempt.ranks), default=0)
 
 
 def to_json(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Mapping[str, str | None]]:
-    """Return rows as JSON: by their names, the value of each run, null where it is unknown."""
+    """Return rows as JSON: for each row's name the value of each run, null if it is unknown."""
     return {
         row.name: {name: None if value == UNKNOWN else value for name, value in zip(names, row.values, strict=True)}
         for row in rows

@@ -127,7 +127,7 @@ def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
     except LaunchError as error:
         if isinstance(error, SchedulerNotResponding):
             raise
-        words = mark_forgotten(job, which.index)  # as PBS does at once, by default
+        words = mark_forgotten(job, which.index)  # the scheduler has forgotten the job: PBS does so at once by default
     click.echo(f"job {which.text} {words}", err=True)
 
 
@@ -176,7 +176,7 @@ def wait(run: str | None) -> int:
         record = history_store.read_run_record(name)
     if code is None and record:  # the launcher has recorded its end by now
         code = record.code
-    is_whole_job = record is not None and record.job == name  # of this machine's queue
+    is_whole_job = record is not None and record.job == name  # a job of `submit --scheduler local`
     if record and record.job and (code is None or is_whole_job) and (queued := find_batch_job(record.job)):
         return wait_for_job(queued, record.job)
     if code is None:

@@ -34,7 +34,7 @@ def make_worktree(run: str, provenance: Provenance | None, diff: bytes) -> str:
     if not os.path.isdir(git.root):
         raise UsageError(f"the repository of {run} does not exist any more: {sanitize_line(git.root)}")
     changes = f"-{hashlib.sha256(diff).hexdigest()[:8]}" if diff else ""
-    base = re.sub(r"(-[0-9a-f]{12}(-[0-9a-f]{8})?)?$", "", os.path.basename(git.root))  # it may be such a worktree
+    base = re.sub(r"(-[0-9a-f]{12}(-[0-9a-f]{8})?)?$", "", os.path.basename(git.root))  # it may be a worktree
     name = re.sub(r"[^\w.-]", "-", base) or "code"
     parent = os.path.join(os.path.dirname(history_dir() or ""), "worktrees")
     path = os.path.join(parent, f"{name}-{git.commit[:SHORT_COMMIT]}{changes}")
@@ -59,7 +59,7 @@ def make_worktree(run: str, provenance: Provenance | None, diff: bytes) -> str:
 
 
 def path_in_worktree(path: str, root: str, worktree: str) -> str | None:
-    """Return the place in the worktree of an absolute path; None if it is outside of ``root``, also by its real path.
+    """Return where an absolute path is in the worktree; None if neither it nor its real path is in ``root``.
 
     ``root`` is a real path, as git gives it: a path that was typed may lead there through a symbolic link.
     """
@@ -71,10 +71,10 @@ def path_in_worktree(path: str, root: str, worktree: str) -> str | None:
 
 
 def target_in_worktree(target: str, folder: str, root: str, worktree: str) -> str | None:
-    """Return the target that is in the worktree what ``target`` was in the earlier folder; None if none is.
+    """Return the target in the worktree that matches ``target`` in the earlier folder; None if there is none.
 
-    A relative one stays, if the folder is in the repository: then it is run in the folder of the worktree. So does a
-    program that is not Python and not of this repository.
+    A relative target stays as it is if the folder is in the repository: it runs in the worktree's folder. So does a
+    program that is neither Python nor in this repository.
     """
     file, colon, function = target.partition(":")
     moved = path_in_worktree(os.path.join(folder, file), root, worktree)
@@ -87,7 +87,7 @@ def target_in_worktree(target: str, folder: str, root: str, worktree: str) -> st
 
 
 def _is_todays_module(name: str, moved: str, root: str, worktree: str) -> bool:
-    """Whether a name is that of a module which Python finds in the repository itself, where it is installed from."""
+    """Whether Python finds module ``name`` in the repository itself (an editable install), not in the worktree."""
     if os.path.exists(moved) or not all(part.isidentifier() for part in name.split(".")):
         return False
     spec = find_module(name, os.path.dirname(moved))

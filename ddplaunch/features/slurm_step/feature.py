@@ -1,4 +1,4 @@
-"""Nodes of a Slurm step that ended before they joined the job."""
+"""The feature that detects nodes of a Slurm step that ended before they joined the job."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ from ddplaunch.system.processes.proc_utils import die_with_parent
 CHECK_INTERVAL_S = 5.0  # until the first check, and between two checks
 CHECK_TIMEOUT_S = 20.0  # for a check: on a busy cluster starting a step takes long
 STAGGER_S = 0.2  # between the checks of two nodes for node 0: there may be thousands
-MAX_HOSTS = 64  # of a step with one task per rank, where the hosts of missing tasks are unknown
+MAX_HOSTS = 64  # with more there is no check; if each rank is a task, all hosts are checked: a task's host is unknown
 
 _SLURM_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
-"""Slurm variables that srun needs; others of the step would change the step of the check."""
+"""Slurm variables that srun needs; other variables of this step would change the step that makes the check."""
 
 
 def is_step_of_job(options: Options, cluster_env: ClusterEnv | None, node_rank: int) -> bool:
@@ -77,14 +77,14 @@ class JoinWatcher(NodeSide):
 
 
 class MissingNodes:
-    """Checks whether missing nodes are alive, until ``close``; calls ``on_missing`` if two checks do not find them."""
+    """Checks whether missing nodes are alive, until ``close``; calls ``on_missing`` if two checks in a row miss one."""
 
     def __init__(
         self, loop: EventLoop, environ: Mapping[str, str], plan: Plan, on_missing: Callable[[NodeStartError], None]
     ) -> None:
         self._loop, self._environ, self._on_missing = loop, environ, on_missing
         self._kind = "node" if plan.has_node_rank and not plan.started_rank else "task"
-        self._all = None if plan.has_node_rank else range(plan.nnodes)  # which of the tasks is which node is not known
+        self._all = None if plan.has_node_rank else range(plan.nnodes)  # it is not known which task is which node
         self._pause = CHECK_INTERVAL_S + STAGGER_S * int(environ[PROCID])
         self._missing: Sequence[int] = ()
         self._gone: set[int] = set()

@@ -86,7 +86,7 @@ class Fleet:
         for sink in self._sinks.values():
             sink.on_drained = self._resume_reading
         self._paused = False
-        self._launcher_lines: Counter[bytes] = Counter()  # those printed, with their number
+        self._launcher_lines: Counter[bytes] = Counter()  # the launchers' lines that were printed, and how often
         self._launcher_lines_by_host: dict[SshSession, Counter[bytes]] = {}
         self._lost_nodes: set[int] = set()  # whose loss was reported
         self._unreported: list[SshSession] = []  # lost hosts that node 0 may still report
@@ -162,7 +162,7 @@ class Fleet:
         for host in slow:
             if host in slow[:_MAX_PROBED] and not host.has_replied:
                 host.probe_shell()
-            if now - max(host.began, host.last_input_at) >= HOST_TIMEOUT_S:  # large code may take longer
+            if now - max(host.began, host.last_input_at) >= HOST_TIMEOUT_S:  # to send a large code archive takes longer
                 host.give_up(f"no reply within {HOST_TIMEOUT_S:g} s{_hint_for(host)}")
         if slow and slow != self._slow_hosts:
             more = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
@@ -310,14 +310,14 @@ class Fleet:
         for host in self._hosts:
             if not host.poll_exit() or host in self._left_out:
                 continue
-            for lost in self._unreported if host is self._hosts[0] else ():  # it has reported all that it will
+            for lost in self._unreported if host is self._hosts[0] else ():  # node 0 reports no more
                 self._report_lost(lost)
             if self._state is FleetState.CHECKING:
                 if not self._maybe_retry(host):
                     self._start_connections()
                     self._start_if_ready()
             elif self._spares and host is not self._hosts[0] and not self._hosts[0].has_ended:
-                # Node 0 decides whether the job survives that; before the start it is a problem.
+                # Node 0 decides whether the job survives the loss; before the start, the loss is a problem of the host.
                 if host.code is None and self._state is FleetState.RUNNING:
                     self._report_lost_later(host)
             elif host.code is None:

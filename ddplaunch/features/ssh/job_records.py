@@ -24,7 +24,7 @@ from ddplaunch.system.record_folder import RecordFolder
 
 
 class SshJob(RemoteJob, frozen=True):
-    """A job that was started over SSH; ssh knows its hosts by their names."""
+    """A job that was started over SSH; ``hosts`` are names that ssh knows."""
 
     def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
         host = self.hosts[0]

@@ -1,7 +1,7 @@
 """The program that ssh runs on each host: checks that the job can run there, then starts and supervises the launcher.
 
 It prints ``HELLO``, then reads stdin: one line of JSON, a ``HostJob``, and after that single bytes. At the end of
-stdin, or after the heartbeat timeout without a byte, it stops the launcher, whose ranks have the grace. Nothing else
+stdin, or after the heartbeat timeout without a byte, it stops the launcher, whose ranks get the grace. Nothing else
 would: without a terminal sshd kills nothing when a connection closes, and it does not notice a silent network
 (ClientAliveInterval of sshd_config(5) is 0 by default).
 """
@@ -47,11 +47,11 @@ from ddplaunch.system.target.versions import Versions, read_versions
 _OUTPUT_MARK = b"\x1eddplaunch "
 
 HELLO = _OUTPUT_MARK + b"here "
-"""Prefix of the first line. The peer sends nothing before it: a login shell might read that instead."""
+"""Prefix of the first line that this program prints. Nothing is sent to it before: a login shell might read that."""
 
 
 def output_mark(nonce: str) -> bytes:
-    """Return the mark before this program's lines among the ranks' output; without the nonce no rank can forge it."""
+    """Return the mark before this program's lines among the ranks' output; no rank knows the nonce to forge it."""
     return _OUTPUT_MARK + nonce.encode() + b" "
 
 
@@ -73,9 +73,9 @@ class HostJob(Struct, frozen=True):
 
     nonce: str  # a secret of this job, see `output_mark`
     environ: Mapping[str, str]  # variables for the launcher, besides those of the login
-    cwd: str  # without code
+    cwd: str  # where the job runs if it has no ``code``
     target: str  # as the user typed it
-    module: bool  # how to read the target; so does no_python
+    module: bool  # how to read the target, as ``no_python``
     no_python: bool
     log_dir: str | None
     address: str  # node 0's, which must resolve here; "" where the job has one node
@@ -115,8 +115,8 @@ SIGNAL_BYTES: Mapping[bytes, int] = {
     b"Q": signal.SIGQUIT,
     **{bytes([0x80 + number]): number for number in FORWARDED_SIGNALS},
 }
-"""The bytes after the line: start; start as soon as each rank has a node, as no spare is left that could join later;
-heartbeat; inspect the ranks; and signals for the launcher.
+"""The bytes after the line of JSON: G starts the launcher; g starts it too, and tells it that no spare is left to wait
+for; "." is a heartbeat; "?" inspects the ranks; C precedes the code; the others are signals for the launcher.
 """
 
 START_TIMEOUT_S = 120.0  # for the line, and then for GO_BYTE, which comes when all hosts have replied
@@ -139,7 +139,7 @@ def _run_job() -> int:
     # On a line of its own, whatever the login shell printed before, such as a progress bar.
     os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")
     line = _read_line()
-    while line is not None and not line.startswith(b"{"):  # the command, for a shell that replaced the login shell
+    while line is not None and not line.startswith(b"{"):  # the command is for a shell that replaced the login shell
         line = _read_line()
     if line is None:
         return EXIT_UNAVAILABLE
@@ -253,7 +253,7 @@ def _log_dir_problems(log_dir: str) -> Iterator[str]:
 
 
 class HostGuard:
-    """Runs one launcher, and stops it when the connection to the machine that started it is lost."""
+    """Runs one launcher, and stops it when the connection to the machine that started the job is lost."""
 
     def __init__(self, job: HostJob) -> None:
         self._job = job

@@ -52,7 +52,7 @@ from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.target.target import Target
 
 _OMITTED_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "no_config"}
-"""Options that each node's command line has for itself, or that it has anyway."""
+"""Options that are not copied to the nodes: each node gets its own value, or has the option anyway."""
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
 
 
@@ -209,7 +209,7 @@ class SshLaunch(RunInstead):
 
 
 def _offer_code(archive: CodeArchive, target: Target) -> HostCode:
-    """Print which code the hosts get; return its description for them. Raises UsageError if the target is not in it."""
+    """Print which code the hosts get; return its description. Raises UsageError if the target is not in the code."""
     archive.check_target(target.source or target.path, target.text)
     print_notes(f"code: {archive}", *archive.notes)
     version, below = archive.version, archive.run_folder(current_folder())

@@ -53,9 +53,9 @@ FISH_TEXT = (
 
 
 def explain_host_key(lines: Sequence[str], name: str) -> str:
-    """Explain why ssh refuses a host's key, and what to do; "" if it has another problem. ``name``: the host's.
+    """Explain why ssh refuses a host's key, and what to do; "" for another problem. ``name``: the host's name.
 
-    The lines may be on a jump host, or have the name and port as they are in known_hosts.
+    The lines may be about a jump host, or have the name and port as they are in known_hosts.
     """
     text = "\n".join(lines)
     if match := _UNKNOWN_KEY.search(text):
@@ -84,9 +84,9 @@ class ShellProbe:
     """
 
     def __init__(self, loop: EventLoop, words: Sequence[str], on_fish: Callable[[], None]) -> None:
-        """``words``: the ssh command of the session. OSError: it cannot be started."""
+        """``words``: the ssh command of the session. Raises OSError if it cannot be started."""
         self._on_fish, self._text = on_fish, b""
-        command = [*words[:-1], "true"]  # a shell that does not make way runs that, and ignores its input
+        command = [*words[:-1], "true"]  # a login shell that is not replaced runs this, and ignores its input
         self._child = HelperProcess(
             loop, command, self._on_output, self.close, deadline=_PROBE_TIMEOUT_S, pipe_stdin=True
         )
@@ -111,7 +111,7 @@ class SshSession:
     def __init__(
         self, loop: EventLoop, name: str, gateway: str, words: list[str], job: HostJob, code: bytes = b""
     ) -> None:
-        """``name``: the host's; ``gateway``: the first machine on the route; ``words``: the ssh command.
+        """``name``: the host's name; ``gateway``: the first machine on the route; ``words``: the ssh command.
 
         ``code``: the archive of ``job.code``, which is sent if the host requests it.
         """
@@ -139,7 +139,7 @@ class SshSession:
         self.began = time.monotonic()
         self._stderr_lines.clear()
         self._unsent = deque[memoryview]()
-        # A session of its own: Ctrl-C reaches the launcher alone, which forwards it.
+        # In a session of its own, ssh gets no Ctrl-C: this process gets it, and forwards it.
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         assert self._process.stdin
@@ -248,7 +248,7 @@ class SshSession:
             self._loop.watch_fd(stream.fd, partial(self._read, stream))
 
     def close_stdin(self) -> None:
-        """Close ssh's stdin, on which ``remote_launcher`` stops the launcher."""
+        """Close ssh's stdin; ``remote_launcher`` then stops the launcher."""
         self.has_ended = self.has_ended or not self.is_started
         if self._stdin >= 0:
             self._loop.unwatch_fd(self._stdin)
@@ -311,7 +311,7 @@ class SshSession:
                 self._on_control_line(stream.number, control_line)
 
     def _on_hello(self, version: bytes) -> None:
-        """Called when ``remote_launcher`` has started: send the job, if its version is this one."""
+        """Called when ``remote_launcher`` has started: send the job, if its version is that of this program."""
         self.has_replied = True
         remote_version = sanitize_line(version.decode(errors="replace"), 20)
         if remote_version != __version__:

@@ -59,7 +59,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
 
 
 def _inspect(path: str) -> Inspection:
-    """Inspect all ranks; with programs beside them a second time, for the CPU time that they use."""
+    """Inspect all ranks; if programs run beside them, a second time, to measure the CPU time of the programs."""
     inspection = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
     if not any(each.is_running for each in inspection.programs):
         return inspection

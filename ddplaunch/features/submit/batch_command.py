@@ -79,7 +79,7 @@ SBATCH_ALIASES = {
 
 
 TRAILING_BATCH_OPTIONS = TRAILING_OPTIONS - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
-"""The options that are ddplaunch's directly after the target too."""
+"""Options that belong to ddplaunch even directly after the target."""
 
 
 class ParsedBatchLine(NamedTuple):
@@ -109,7 +109,7 @@ class BatchCommand(TargetCommand):
         return {**spellings(PARAMS), **spellings(self.get_params(ctx))}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split the line, then let click parse the options; alone, click stops at the first argument."""
+        """Split the line, then let click parse the options; click alone would stop at the first argument."""
         if ctx.resilient_parsing:  # shell completion of an unfinished line
             return super().parse_args(ctx, args)
         known = self.spellings(ctx)
@@ -334,7 +334,7 @@ def check_program_nodes(ctx: click.Context, target: str, nodes: int) -> None:
 
 
 def group_program_nodes(ctx: click.Context, target: str, nodes: int, gpus_per_node: int) -> list[NodeGroup]:
-    """Return the nodes of each program of the job, with ranks or its own; none for a job of ranks alone.
+    """Return the node groups: nodes with ranks, then the own nodes of each program; none for a job of ranks alone.
 
     Raises UsageError if the programs need another number of nodes.
     """
@@ -354,7 +354,7 @@ def run_argv(ctx: click.Context) -> tuple[str, ...]:
 
 
 def select_words(ctx: click.Context, is_wanted: Callable[[str], bool]) -> list[str]:
-    """Return the typed options, with their values, whose names are wanted."""
+    """Return those typed options, with their values, whose names ``is_wanted`` accepts."""
     takes, words = spellings(ctx.command.params), list[str]()
     rest = iter(parsed_line(ctx).line.options)
     for word in rest:
@@ -375,7 +375,7 @@ def print_sources(
     *,
     dry_run: bool,
 ) -> None:
-    """Print the sources of values to stderr, then notes: of all values in a dry run, else of those from files.
+    """Print to stderr where values come from (all in a dry run, else those from files), then notes.
 
     Args:
         values: by the Python names of the options.

@@ -75,8 +75,8 @@ class RequeueOptions(Struct, frozen=True):
 class JobCode(Struct, frozen=True):
     """The copy of the code that a job runs."""
 
-    copy: str  # its folder
-    run_folder: str  # in it, where the launchers start
+    copy: str  # the folder of the copy
+    run_folder: str  # the folder in the copy where the launchers start
     version: CodeVersion
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class BatchJob(Struct, frozen=True):
     gpus_per_task: str | None = None  # the same, as a node has one task
     gres: str | None = None  # like gpu:a100:8,nvme:1
     cpus_per_task: int | None = None  # on each node
-    mem: str | None = None  # on each node, like 200G; the three of memory exclude each other
+    mem: str | None = None  # on each node, like 200G; the three memory options exclude each other
     mem_per_gpu: str | None = None
     mem_per_cpu: str | None = None
     time: str | None = None  # the limit, in one of sbatch's forms
@@ -127,7 +127,7 @@ class BatchJob(Struct, frozen=True):
     requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
 
     def grid_lines(self, index: str) -> Iterator[str]:
-        """Yield shell commands that set ``grid`` to the arguments of a run of --grid; ``index``: its shell index."""
+        """Yield commands that set ``grid`` to the arguments of a run of --grid; ``index``: its index, for a shell."""
         if self.grid:
             yield f"# The arguments of each run: {self.grid[0].name} is the first."
             yield f'case "{index}" in'
@@ -176,7 +176,7 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
 
 
 def _read_grid(ctx: click.Context) -> tuple[GridRun, ...]:
-    """Return the runs of --grid. Raises UsageError if there are too many, or --array has its own."""
+    """Return the runs of --grid. Raises UsageError if there are too many, or if --array is given too."""
     axes = ctx.params["grid"]
     if axes and ctx.params["array"]:
         raise UsageError(f"--grid does not work with --array {ctx.params['array']}", "leave one of them out")
@@ -208,7 +208,7 @@ def _read_requeue(ctx: click.Context) -> RequeueOptions:
 
 
 def _read_setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
-    """Distinguish files from commands. A relative path in a file of defaults starts at the folder of that file."""
+    """Yield the files and the commands. A relative path in a file of defaults starts at the folder of that file."""
     folder = current_directory()
     if value_source(ctx, name) is OptionSource.FILE:
         folder = os.path.dirname(parsed_line(ctx).defaults.values[name].file)

@@ -1,7 +1,7 @@
 """Base class of schedulers that accept batch scripts: supported options, writing the script, submitting it.
 
 Each scheduler has a class of its own, registered in ``feature.py``. Those that start one process per job, on
-the first of its hosts, share ``hosts``.
+the first of its hosts, share ``hosts_scheduler``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BatchScheduler(Scheduler):
         return text
 
     def render_script(self, job: BatchJob) -> str:
-        """Return the batch script, short enough to read. Raises UsageError if a value cannot be written in a line."""
+        """Return the batch script, which users may read. Raises UsageError if a value cannot be written in a line."""
         return "\n".join(line for part in self.script_parts(job) for line in part) + "\n"
 
     def script_parts(self, job: BatchJob) -> Iterable[Iterable[str]]:
@@ -98,7 +98,7 @@ class BatchScheduler(Scheduler):
             yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
 
     def environment(self, script: str) -> Mapping[str, str]:
-        """Environment of the program that submits."""
+        """Return the environment of the program that submits."""
         return os.environ
 
     def rejection_hint(self, error: str) -> str:
@@ -110,12 +110,12 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def submit_script(self, job: BatchJob, script: str) -> JobId:
-        """Submit the script, and pass on stderr of the program.
+        """Submit the script, and print stderr of the program that submits.
 
-        Raises UsageError if that rejects it, and SchedulerNotResponding if the scheduler cannot be reached.
+        Raises UsageError if that program rejects it, and SchedulerNotResponding if the scheduler cannot be reached.
         """
         words, env = [self.submit_program, *self.submit_options], self.environment(script)
-        where = CURRENT[0].folder if CURRENT else None  # the job gets that in a variable
+        where = CURRENT[0].folder if CURRENT else None  # the job gets this folder in a variable
         done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, cwd=where, check=False)
         if done.stderr:
             os.write(2, done.stderr)
@@ -140,7 +140,7 @@ def submit_job(
 ) -> int:
     """Print the script, or submit it; with --follow show the log, and return the job's exit code.
 
-    ``code``: what is copied for the job.
+    ``code``: the code that is copied for the job.
     """
     dry_run: bool = ctx.params["dry_run"]
     if code:

@@ -25,7 +25,7 @@ from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.target.target import Target
 
 NO_CODE = "none"
-"""The value of --code that copies nothing, where a file of defaults names a folder."""
+"""The value of --code that copies nothing, even if a file of defaults names a folder."""
 
 
 def read_code(ctx: click.Context, chdir: str, target: Target | None) -> CodeArchive | None:
@@ -34,7 +34,7 @@ def read_code(ctx: click.Context, chdir: str, target: Target | None) -> CodeArch
     ``chdir``: the folder of this machine that the job is to run in.
     Raises UsageError if the job would not run from the copy.
     """
-    if CURRENT:  # it was read there
+    if CURRENT:  # the machine that submits has read the code
         return CURRENT[0].code
     text = ctx.params["code"]
     if text in (None, NO_CODE):
@@ -59,7 +59,7 @@ def plan_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
 
 @contextmanager
 def submitted_copy(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
-    """Copy the code, if there is no copy of it, and yield the job that runs it; remove the copy if it is rejected.
+    """Copy the code unless a copy is there, and yield the job that runs it; remove a new copy if the job is rejected.
 
     Raises CopyError.
     """

@@ -28,7 +28,7 @@ class GridAxis(Struct, frozen=True):
     joined: bool  # whether the program gets "--lr=0.1" in one word
 
     def arguments(self, value: str) -> tuple[str, ...]:
-        """Return the program's arguments for one of the values; a value like an option is joined to its name."""
+        """Return the arguments for one of the values; a value that looks like an option is joined to the name."""
         if self.joined or value.startswith("-"):
             return (f"{self.word}={value}",)
         return (self.word, value)
@@ -46,7 +46,7 @@ class GridRun(Struct, frozen=True):
 
 
 def read_axes(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[GridAxis, ...]:
-    """Parse all ``--grid`` of a command line. Raises UsageError for one without values, or with one twice."""
+    """Parse all ``--grid`` of a command line. Raises UsageError if one has no values, or two are for one argument."""
     axes = [_read_axis(ctx, param, text) for text in texts]
     for index, axis in enumerate(axes):
         if axis.name in {other.name for other in axes[:index]}:
@@ -115,7 +115,7 @@ def _check_value(value: str, was_quoted: bool) -> str:
 def expand_grid(axes: Sequence[GridAxis], own_arguments: Sequence[str], *, is_confirmed: bool) -> tuple[GridRun, ...]:
     """Return the runs, the last axis varying first.
 
-    Raises UsageError if there are very many (``is_confirmed``: with ``--yes``), or an argument has a value already.
+    Raises UsageError if there are too many, or many without ``is_confirmed`` (--yes), or an argument has a value.
     """
     for axis in axes:
         if any(word == axis.word or word.startswith(f"{axis.word}=") for word in own_arguments):

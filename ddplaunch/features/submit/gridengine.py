@@ -209,7 +209,7 @@ class GridEngine(HostsScheduler):
     def step_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return a command by ``qrsh -inherit``, as in the script: the job's owner may do that if a slot is free."""
+        """Return a command that uses ``qrsh -inherit`` like the script: a job's owner may do that if a slot is free."""
         assert state.job
         hosts = [state.host or ""]
         if everywhere:
@@ -224,7 +224,7 @@ class GridEngine(HostsScheduler):
 
 
 def parse_qstat(text: str) -> Iterator[BatchJobState]:
-    """Parse ``qstat -xml``: the state of each job, of an array that of each pending or running index."""
+    """Parse ``qstat -xml``: the state of each job, or of each pending or running index of an array."""
     for entry in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
         fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", entry))
         number, state, tasks = fields.get("JB_job_number"), fields.get("state"), fields.get("tasks")

@@ -25,7 +25,7 @@ REQUEUE_EXIT_CODE = 99
 """The exit code that requeues a job: Grid Engine's own, and the one that ``bsub -Q`` gets."""
 
 LOST_HOST_GRACE_S = 30
-"""Time after the end of node 0 for the launchers on hosts that were not lost to end."""
+"""How long after the end of node 0 the launchers on hosts that were not lost may take to end."""
 
 
 class HostsScheduler(BatchScheduler):
@@ -89,7 +89,7 @@ class HostsScheduler(BatchScheduler):
         yield from ()
 
     def pass_through_lines(self, job: BatchJob) -> Iterator[str]:
-        """Yield the lines of options that were passed on."""
+        """Yield the directives of options that the user passes on to the scheduler."""
         for text in job.extra_options:
             yield f"{self.directive} {' '.join(map(self.quote_word, shlex.split(text)))}"
 
@@ -131,7 +131,7 @@ class HostsScheduler(BatchScheduler):
         return [] if not self.forwards_job_id else [self.job_id, self.index] if job.array else [self.job_id]
 
     def _launch(self, job: BatchJob) -> Iterator[str]:
-        """Yield the definition of ``$launch``, the bash script of each node, called with node rank, hosts, variables.
+        """Yield the definition of ``$launch``, each node's bash script; its arguments: node rank, hosts, variables.
 
         If bash gets it on stdin, braces make it read all of it before a set-up command can read stdin.
         """

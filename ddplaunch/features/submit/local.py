@@ -45,7 +45,7 @@ from ddplaunch.system.schedulers.scheduler import (
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 WAIT = "364d"
-"""For GPUs or CPUs: there is no limit."""
+"""How long jobs wait for GPUs or CPUs: in practice without a limit."""
 
 RUN_ID_MARK = "RUN-ID-OF-THIS-JOB"  # in the words of the command, until the script gets it from a variable
 START_TIMEOUT_S = 20.0  # for the supervisor to start
@@ -184,7 +184,7 @@ class Local(BatchScheduler):
         return (str(supervisor.pid),) if supervisor else ()
 
     def cancel(self, job: JobId) -> None:
-        """Stop the job, or an index of it, with SIGTERM; those that have not started do not start."""
+        """Stop the job, or an index of it, with SIGTERM; indices that have not started never start."""
         folder = find_job_folder(job.number)
         if (submitted := folder.read_job()) is None:
             raise self.forgotten_error(job)

@@ -1,7 +1,7 @@
 """The folder of a job of ``submit --scheduler local``, in which its processes record their progress.
 
 ``job.json`` is what was submitted, ``script`` what bash runs for each index, ``process.json`` the supervisor. For each
-index, "0" where there is one: ``0.process`` is its script, ``0.started`` is there once it has what it waited for,
+index ("0" if the job is no array): ``0.process`` is its script, ``0.started`` is there once it has what it waited for,
 ``0.cancel`` once it was cancelled, ``0.end`` has its exit code.
 """
 
@@ -29,7 +29,7 @@ PREFIX = "local-"
 ONLY_INDEX = "0"
 MAX_FILE_BYTES = 1 << 20
 MIN_UNUSED_S = 60.0
-"""Without a change in a folder, until it may be removed: another ``submit`` takes less until its job is on record."""
+"""How long a folder is unchanged before it may be removed: another ``submit`` needs less until it records its job."""
 
 
 class LocalJob(Struct, frozen=True):
@@ -41,11 +41,11 @@ class LocalJob(Struct, frozen=True):
     limit: int | None  # how many of them run at once
     log: str  # path, with %a for the index
     host: str
-    boot: str  # of the machine at the submission
+    boot: str  # the boot id of the machine at the submission
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """A process of the job."""
+    """A process of the job, by its PID and the time of its start."""
 
     pid: int
     ticks: int

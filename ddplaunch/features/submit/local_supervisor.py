@@ -1,7 +1,7 @@
-"""Runs one job of ``submit --scheduler local``, each index of an array, in a session of its own.
+"""Runs one job of ``submit --scheduler local``, with all indices of an array, in a session of its own.
 
-Started by its path with the folder of the job, as ``local_job`` describes it; the standard library only, as it stays
-until the job has ended. An index starts when the one before has what it waits for: at most one waits at a time.
+This file is run by its path, with the folder of the job (see ``local_job``). It uses the standard library only, as the
+process stays until the job has ended. An index starts when the one before has what it waits for: one waits at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Supervisor:
         self._folder, self._log, self._number = folder, job["log"], job["number"]
         self._is_array, self._limit = job["is_array"], job["limit"] or len(job["indices"])
         self._pending: list[str] = job["indices"]
-        self._running: dict[int, str] = {}  # by the PID of the script
+        self._running: dict[int, str] = {}  # indices that run, by the PID of the script
         self._scripts: list[subprocess.Popen[bytes]] = []  # an object that is deleted would reap its process
         self._stopping = False
         self._seen: set[str] = set()  # indices that have what they waited for

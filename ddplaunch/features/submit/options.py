@@ -64,7 +64,7 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
             hint = "ddplaunch requests one task per node, in this folder, and starts the ranks itself: --nproc"
             raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
-            continue  # ddplaunch's has no value
+            continue  # ddplaunch's --exclusive has no value
         if same := own.get(name) or SBATCH_ALIASES.get(name):
             raise invalid_value(ctx, param, text, f"ddplaunch has {same} itself", f"use {same}")
     return values
@@ -109,7 +109,7 @@ def _choose_scheduler(ctx: click.Context, param: click.Parameter, text: str) -> 
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
         known = join_names([f"{system} ({name})" for name, system in SCHEDULER_TITLES.items()])
         raise invalid_value(ctx, param, text, f"submit is for {known}", hint)
-    if text in SUBMIT_COMMANDS:  # a word of the command line was seen before
+    if text in SUBMIT_COMMANDS:  # from a file: a typed value is handled earlier
         raise invalid_value(ctx, param, text, "it has options of its own", f"type it: --scheduler {text}")
     return text
 
@@ -241,11 +241,11 @@ _SBATCH_LETTERS = {
     "-b": "begin", "-B": "extra-node-info", "-F": "nodefile", "-H": "hold", "-i": "input", "-k": "no-kill",
     "-L": "licenses", "-M": "clusters", "-O": "overcommit", "-s": "oversubscribe", "-S": "core-spec", "-W": "wait",
 }  # fmt: skip
-"""Options of sbatch(1) that ddplaunch lacks: with a value; without, or with one after "="; single letters."""
+"""Options of sbatch(1) that ddplaunch lacks: those with a value; those without, or with "=VALUE"; short names."""
 
 
 def pass_through_words(words: list[str]) -> str | None:
-    """Return the --sbatch-arg for an option of sbatch, that ddplaunch lacks, at the start of ``words``; else None."""
+    """Return the --sbatch-arg for the first of ``words``; None if it is no option of sbatch that ddplaunch lacks."""
     typed, equals, value = words[0].partition("=")
     name = _SBATCH_LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
     if typed not in _SBATCH_LETTERS and not typed.startswith("--"):

@@ -181,7 +181,7 @@ class Pbs(HostsScheduler):
 
 
 def _select(job: BatchJob) -> str:
-    """Return the chunks of -l select, each a node; mpiprocs=1: one line in the host file, and one task."""
+    """Return the chunks of -l select, each for a node; mpiprocs=1 gives it one line in the host file, and one task."""
     chunk = [f"ncpus={job.cpus_per_task or 1}", "mpiprocs=1"]
     if job.gpus_per_node is not None:
         chunk.append(f"ngpus={job.gpus_per_node}")

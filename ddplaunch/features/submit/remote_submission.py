@@ -41,8 +41,8 @@ class RemoteRequest(Struct, frozen=True):
     """The request to submit a job: the first line that the login node gets."""
 
     words: tuple[Text, ...]  # of ``ddplaunch submit``
-    folder: TextLine  # that the job runs in, and where its log is; relative to the user's home there
-    mark: Name  # with which the line with the record of the job begins
+    folder: TextLine  # where the job runs and its log is; relative to the user's home there
+    mark: Name  # the beginning of the line that has the record of the job
     code: SentCode | None = None
 
 

@@ -133,7 +133,7 @@ class Slurm(BatchScheduler):
             yield f"failed in your jobs of the last 7 days: {failed}; to exclude them: --exclude {hosts}"
 
     def environment(self, script: str) -> Mapping[str, str]:
-        """The environment without variables that override lines of the script, and those of a surrounding job."""
+        """Return the environment without variables that override lines of the script or are of a surrounding job."""
         environ = dict(os.environ)
         for option, variable in OVERRIDE_VARIABLES.items():
             if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
@@ -194,7 +194,7 @@ class Slurm(BatchScheduler):
         return ended[0]
 
     def why_unavailable(self, cluster: str | None = None) -> str | None:
-        """Ask ``scontrol ping``, which reports a controller that is down at once; other queries would take long."""
+        """Return why Slurm does not answer: ``scontrol ping`` finds that out at once, other queries take long."""
         if self._answers:
             return None
         try:

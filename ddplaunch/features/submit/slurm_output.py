@@ -48,7 +48,7 @@ _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 
 
 def parse_scontrol(text: str) -> BatchJobState | None:
-    """Parse ``scontrol --oneliner show job``; None if it is something else.
+    """Parse ``scontrol --oneliner show job``; None if the text is something else.
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
     StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime

@@ -115,7 +115,7 @@ def _words(ctx: click.Context, target: str) -> Iterator[str]:
 
 
 class _Session:
-    """The ssh process, in which ``via_host`` runs."""
+    """The ssh process that runs ``via_host`` on the login node."""
 
     def __init__(self, node: LoginNode) -> None:
         self._node = node
@@ -172,7 +172,7 @@ class _Session:
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin
-        with suppress(BrokenPipeError):  # its exit code says more
+        with suppress(BrokenPipeError):  # ssh has ended: its exit code says more
             self._process.stdin.write(data)
             self._process.stdin.flush()
 

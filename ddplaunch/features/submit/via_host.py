@@ -67,7 +67,7 @@ def _enter_folder(name: str) -> str:
 
 
 def _receive_code(request: RemoteRequest, folder: str) -> tuple[CodeArchive | None, str]:
-    """Store the code that is sent, unless there is a copy of it, and make its folder the current one.
+    """Store the code that is sent, unless there is a copy of it, and change to the folder of the copy.
 
     Return the code, and the path of the copy if that is new.
     """

@@ -1,6 +1,6 @@
 """Jobs that were submitted by ``submit --via``: a small file for each on this machine, which names the login node.
 
-Their records as jobs of a scheduler are there, and commands about them run there.
+The login node has their records as jobs of a scheduler, and runs commands about them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUERY_TIMEOUT_S = 15.0  # for the states of all jobs of a login node
 
 
 def ssh_words(host: str, words: list[str], *, terminal: bool) -> list[str]:
-    """Return the command that runs another on a login node, which is no copy of this machine: without its paths."""
+    """Return the ssh command that runs ``words`` on a login node; paths of this machine are not passed on."""
     return find_host_connector(f"--via {host}").interactive_command(host, words, terminal=terminal, environ={})
 
 

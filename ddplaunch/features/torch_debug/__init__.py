@@ -1,5 +1,5 @@
 """``--torch-debug``: torch's own debug server (torch.distributed.debug, from torch 2.11 on), on loopback.
 
 Each rank serves what torch knows of it (``rank/worker_server.py``). ``frontend.py`` is the process with the web pages,
-which asks them all; the launcher starts and ends it (``node.py``).
+which asks all ranks; the launcher starts and ends it (``node.py``).
 """

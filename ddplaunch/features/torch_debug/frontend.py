@@ -1,6 +1,6 @@
 """The process with the web pages of torch.distributed.debug, which asks the ranks through the job's store.
 
-It prints its port, and ends with its stdin. torch's own server listens on all addresses, and protects nothing; this one
+It prints its port, and ends when its stdin ends. torch's own server listens on all addresses, for anyone; this one
 listens on 127.0.0.1 only.
 """
 

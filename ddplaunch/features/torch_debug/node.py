@@ -1,4 +1,4 @@
-"""The launcher's part of torch's debug server: starts its pages for each attempt, and ends them."""
+"""The launcher's part of torch's debug server: runs the process with its pages during each attempt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DebugServerSide(NodeSide):
                 self._on_output,
                 lambda: None,
                 deadline=None,
-                pipe_stdin=True,  # which ends with the launcher: then the process ends
+                pipe_stdin=True,  # stdin ends with the launcher, and the process with stdin
                 merge_stderr=True,
                 environ=environ,
             )

@@ -1,7 +1,7 @@
 """The fingerprint of a zygote: a run may use a warm zygote only if both have the same.
 
-It has all that a fork inherits and all that the imports have read, except files: the warm zygote itself watches those
-that it has imported, and it has not read the user's.
+It has all that a fork inherits and all that imports read, except files: the warm zygote itself watches the files that
+it has imported, and it reads no files of the user.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ddplaunch.features.warm.rank.inherited_state import read_inherited_state
 _IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 _IGNORED_PREFIXES = ("TERM_", "SSH_", "TMUX", "DDPLAUNCH_")
 _TERMINAL_VARIABLES = frozenset({"TERM", "TERMINFO", "COLUMNS", "LINES"})
-"""Variables of a terminal or a shell. A rank compares those that an import has read, and may have to start over: so
-the variables that packages often read at their import count, unless only torch is imported."""
+"""Variables of a terminal. A rank compares the variables that an import has read, and may start over. So these, which
+packages often read at their import, are in the fingerprint, unless only torch is imported."""
 
 Fingerprint = Mapping[str, str]
 
@@ -29,7 +29,7 @@ def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str
 
     Raises:
         OSError: the state of this process cannot be read.
-        KeyError: the same, on this kind of machine.
+        KeyError: it cannot be read on this CPU architecture.
     """
     has_packages = any(each.partition(".")[0] != "torch" for each in config["modules"])
     variables = {

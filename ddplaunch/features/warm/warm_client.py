@@ -16,14 +16,14 @@ from ddplaunch.features.warm import warm_sockets
 from ddplaunch.features.warm.rank.warm_messages import WarmOrder, WarmStatus
 from ddplaunch.system.processes import proc_utils
 
-REPLY_TIMEOUT_S = 0.2  # for each of its two replies; then the run starts without it
+REPLY_TIMEOUT_S = 0.2  # for each of the zygote's two replies; after it the run starts without a warm zygote
 
 
 def send_order(sock: socket.socket, order: WarmOrder, control: socket.socket, guardian_socket: socket.socket) -> None:
     """Send the order of a run to the warm zygote at ``sock``.
 
     ``control`` and ``guardian_socket`` are the ends that the run's zygote and its guardian get.
-    Raises OSError if it cannot be sent without blocking.
+    Raises OSError if the order cannot be sent without blocking.
     """
     body = os.memfd_create("order", os.MFD_CLOEXEC)
     try:
@@ -41,8 +41,8 @@ def hand_over_fds(
     """Send this process's descriptors to the run's zygote after its first message, and wait for its confirmation.
 
     Without a confirmation the zygote is killed, as it may be suspended, and descriptors that it has not received are
-    received back from ``zygote_end``, a copy of its end of ``control``, so that no process keeps them. After a message
-    on ``guardian_socket`` none comes on ``control``.
+    received back from ``zygote_end``, a copy of its end of ``control``, so that no process keeps them. If a message
+    comes on ``guardian_socket``, none comes on ``control``.
 
     Returns whether the zygote has confirmed. Raises OSError if the descriptors cannot be sent.
     """
@@ -74,7 +74,7 @@ def _wait_for_zygote(control: socket.socket, guardian_socket: socket.socket) -> 
 
 
 def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
-    """Return the status of each warm zygote of this user, or its socket if it does not reply; ``stop`` stops all.
+    """Return the status of each warm zygote of this user, or the socket's path if it is silent; ``stop`` stops all.
 
     Sockets of zygotes that were killed are removed.
     """
@@ -119,7 +119,7 @@ def inherited_fds() -> list[int]:
     """Return the descriptors that a child process would inherit: 0, 1, 2, and those inherited by this process."""
     descriptors = [0, 1, 2]
     for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
-        with suppress(OSError):  # that of /proc/self/fd itself is closed by now
+        with suppress(OSError):  # the descriptor of /proc/self/fd itself is closed by now
             if fd > 2 and os.get_inheritable(fd):
                 descriptors.append(fd)
     return descriptors

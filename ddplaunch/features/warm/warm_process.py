@@ -1,4 +1,4 @@
-"""Handles of a run's zygote that a warm zygote has forked, and of a warm zygote that is still starting."""
+"""Handles of two processes: a run's zygote that a warm zygote has forked; a warm zygote that is still starting."""
 
 from __future__ import annotations
 

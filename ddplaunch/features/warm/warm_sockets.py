@@ -1,4 +1,4 @@
-"""The sockets of a user's warm zygotes: one each, in a private folder; connecting, listening, cleaning up."""
+"""The sockets of a user's warm zygotes: each has one, in a private folder. Connects, listens, cleans up."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class WarmZygoteStarter:
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
     ) -> tuple[WarmZygote, socket.socket] | None:
-        """Return a fork of a warm zygote and a socket to it; None: start one in the usual way.
+        """Return a fork of a warm zygote and a socket to it; None: the caller starts a zygote in the usual way.
 
-        Only for the first request a warm zygote may be started: later the launcher adopts orphans, and it would be one.
+        A warm zygote may be started on the first request only: later the launcher would adopt it, as an orphan.
         """
         if not self._idle_timeout_s:
             return None

@@ -19,9 +19,9 @@ _MAX_OTHERS = 2  # lines on other ranks
 
 
 def describe_crash(inspection: Inspection, crashed: int) -> str:
-    """Describe that the ranks entered different collectives; else the collective of each, the crashed rank's first.
+    """Describe how the ranks' collectives differ; if they are equal, the collective of each, the crashed rank's first.
 
-    "" if the crashed rank was in none. Its line is in what faulthandler prints after the inspection.
+    The text is "" if the crashed rank was in no collective. faulthandler prints that rank's line after the inspection.
     """
     for wait in find_waits(inspection):
         if any(crashed in ranks for _, ranks in wait.mismatched):

@@ -34,7 +34,7 @@ from ddplaunch.observe.diagnosis.waits import Wait, find_waits, short_wait_title
 
 _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
 _STORE_LOST = "DistNetworkError"
-"""The error of a rank whose connection to a store was closed: the job's, if a function of torch.distributed used it."""
+"""The error of a rank that lost its connection to a store: the job's if a function of torch.distributed used it."""
 
 _EXIT_DELAY_S = 1.0  # from the moment when a rank closes its connections until its end is noticed
 _MAX_NAMED = 3
@@ -72,8 +72,8 @@ def find_culprit(
         inspection: taken before any rank was stopped.
         failed: the ranks that had failed by then because they waited (torch's timeout, a lost connection), with their
             tracebacks.
-        timed_out: they waited until torch's timeout.
-        folder: the job's; files are named relative to it.
+        timed_out: the ``failed`` ranks waited until torch's timeout.
+        folder: the job's folder; files are named relative to it.
     """
     gone = [_parse_failure(rank, traceback, folder) for rank, traceback in failed]
     if culprit := _culprit_from_store(inspection, failed, gone):
@@ -92,7 +92,7 @@ def find_culprit(
 
 
 def describe_ended_ranks(inspection: Inspection, moment: float) -> str:
-    """Describe which ranks had ended with exit code 0 when another lost its connection, and how long before; or "".
+    """Describe which ranks had ended with exit code 0, and how long before another lost its connection; "" if none.
 
     The end of a rank is noticed a little later than its connections close.
     """
@@ -114,7 +114,7 @@ def _parse_failure(rank: int, traceback: str, folder: str) -> _TimedOutRank:
 
 
 def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
-    """Format how long ranks have waited: " until the timeout (600 s)"."""
+    """Format the timeout until which ranks have waited: " until the timeout (600 s)"."""
     for _, traceback in failed:
         if found := _TIMEOUT.search(traceback):
             return f" until the timeout ({int(found[1]) / 1000:g} s)"
@@ -125,7 +125,7 @@ def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -
 def _culprit_from_store(
     inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_TimedOutRank]
 ) -> Culprit | None:
-    """Return rank 0 as the culprit if it ended, and with it the store, which other ranks still needed; else None."""
+    """Return rank 0 as the culprit if it ended while other ranks still needed its store; else None."""
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
@@ -140,7 +140,7 @@ def _culprit_from_store(
 def _culprit_from_wait(
     wait: Wait, inspection: Inspection, failed: Sequence[_TimedOutRank], until: str
 ) -> Culprit | None:
-    """Return as culprit the missing ranks of a wait, without those that failed because they had waited too."""
+    """Return the missing ranks of a wait as the culprit, except those that failed because they had waited too."""
     if wait.mismatched:
         entered, odd = wait.mismatched[-1]
         others = len(wait.waiting) - len(odd)
@@ -160,7 +160,7 @@ def _culprit_from_wait(
 
 
 def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRank], until: str) -> Culprit | None:
-    """Return as culprit the ranks that did not wait, if all ranks that waited have failed because of the wait."""
+    """Return the ranks that did not wait as the culprit, if each rank that waited has failed because of that."""
     lost = {each.rank for each in failed}
     left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_not_waiting(rank)]
     functions = {each.function for each in failed if each.function}
@@ -184,7 +184,7 @@ def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRan
 
 
 def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRank]) -> Culprit | None:
-    """Return as culprit the ranks that waited in another function than most ranks, if all ranks waited."""
+    """If all ranks waited, return those that waited in another function than most ranks as the culprit."""
     lost = {each.rank for each in failed}
     calls = [(each.function, each.rank, each.place) for each in failed]
     for rank in inspection.ranks:
@@ -208,7 +208,7 @@ def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRan
 
 
 def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
-    """Return the next collective of those ranks that have entered the fewest collectives, and these ranks."""
+    """Find the ranks that have entered the fewest collectives; return the name of their next one, and these ranks."""
     entered = {
         rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
         for rank in left
@@ -287,7 +287,7 @@ def _culprit_still_running(
 
 
 def _culprit_from_cycle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culprit:
-    """Describe that ranks waited for each other in a cycle, and in what each of them waited."""
+    """Build the culprit from ranks that waited for each other in a cycle; the text has the call that each waited in."""
     by_call: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank in wait.cycle:
         inside = next((each for each in waits if rank in each.waiting or rank in dict(each.ahead)), wait)

@@ -80,7 +80,7 @@ class RecordedOperation(Struct, frozen=True):
 
 
 class RecordedOperations(Struct, frozen=True):
-    """A flight recorder dump with its entries; None if the dump has none."""
+    """A flight recorder dump with entries; ``entries`` is None if the dump has none."""
 
     entries: list[RecordedOperation] | None = None
 
@@ -106,7 +106,7 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
 
 
 def parse_group_counts(reply: bytes) -> dict[Group, int]:
-    """Parse a rank's process groups, in the order of their creation, and the number of operations in each so far.
+    """Parse a rank's process groups, in the order of their creation, with the number of operations so far in each.
 
     ``reply`` is written by ``rank/torch_state.py``; -1 is an unknown number. ValueError for anything else.
     """
@@ -122,7 +122,7 @@ def parse_group_counts(reply: bytes) -> dict[Group, int]:
 
 
 def parse_call(reply: bytes) -> ActiveCall | None:
-    """Parse the function that a rank is in, as ``rank/torch_state.py`` writes it; ValueError for anything else."""
+    """Parse the torch.distributed call that a rank is in, as ``rank/torch_state.py`` writes it, or raise ValueError."""
     if not reply:
         return None
     function, operation, number, *more = reply.decode("ascii").split(" ")
@@ -174,7 +174,7 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
 
 
 class RecordedCall(NamedTuple):
-    """A collective in the flight recorder, with its group's description and its end."""
+    """A collective in the flight recorder, with its group's description and the time of its end."""
 
     collective: Collective
     description: str  # of its group: "default_pg"
@@ -190,7 +190,7 @@ def collectives_between(dump: bytes, since: float, until: float) -> Iterator[Rec
 
 
 def _by_group(dump: bytes) -> dict[str, list[Collective]]:
-    """Return the collectives of each process group by its name; of several groups with one name, the newest group's.
+    """Return the collectives of each process group by its name; of groups with the same name, only those of the newest.
 
     After ``destroy_process_group`` torch names new groups like the old ones.
     """

@@ -1,4 +1,4 @@
-"""Parses when a rank arrived at its last collectives, from torch's flight recorder, into a compact form.
+"""Parses from torch's flight recorder when a rank arrived at its last collectives; the result is compact.
 
 torch records the last 2,000 operations of each rank, on every backend; ``_dump_fr_trace_json(True, False)`` returns
 them. The time is that of the call, by the clock of the rank's host.
@@ -19,16 +19,16 @@ _MAX_SEQUENCES = 64  # runs of consecutive collectives
 
 
 def operations_per_rank(world_size: int) -> int:
-    """Return how many of its last operations a rank reports, so that node 0 can compare those of all ranks."""
+    """Return how many of its last operations each rank reports: fewer in a large job, as node 0 compares all ranks."""
     return max(_MIN_ARRIVALS_PER_RANK, min(MAX_RECORDED_OPERATIONS, _MAX_ARRIVALS // world_size))
 
 
 def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
-    """Parse when a rank arrived at the last ``most`` operations in a trace; a gap in a group's numbers splits it.
+    """Parse when a rank arrived at the last ``most`` operations in a trace: one item per run of consecutive numbers.
 
     torch leaves out the entries of a recorder without operations, as that of NCCL where a job uses gloo.
 
-    Raises ValueError if it is not such a trace.
+    Raises ValueError if the trace is invalid.
     """
     entries = decode_dump(trace, RecordedOperations).entries or []
     runs: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}

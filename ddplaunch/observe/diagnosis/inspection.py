@@ -63,7 +63,7 @@ class Worker(Struct, frozen=True):
     """A child process that a rank waits for: a DataLoader worker, or one started by multiprocessing."""
 
     pid: Pid
-    frames: tuple[Frame, ...] = ()  # of its main thread, from the function that runs it on; the innermost first
+    frames: tuple[Frame, ...] = ()  # of its main thread, inside the function that runs it; the innermost first
     code: ExitStatus | None = None  # exit code, -N for signal N; None while it runs
     stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
 
@@ -112,7 +112,7 @@ class CollectiveArrivals(Struct, frozen=True):
     """When a rank arrived at consecutive collectives of a process group."""
 
     rank: Count
-    group: TextLine  # torch's name of the group, one in a job: "0" is the default one
+    group: TextLine  # torch's name of the group, unique in a job: "0" is the default one
     description: TextLine  # "default_pg", "mesh_dp", or "undefined"
     number: Size  # the number of the first collective in its group
     began: Timestamp  # seconds since the epoch, when the rank arrived at it, by the clock of its host

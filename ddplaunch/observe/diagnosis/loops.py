@@ -59,7 +59,7 @@ def _computes(rank: RankInspection) -> bool:
 def find_loop(stacks: Sequence[tuple[Frame, ...]]) -> str:
     """Return the place at which the rank was in all ``stacks``: "train.py:88", "train.py:88-90"; "" if there is none.
 
-    A loop may have a few lines, and call functions; but in half of the stacks the rank is at its lines themselves.
+    A loop may have a few lines, and call functions; but in half of the stacks the innermost frame is in these lines.
     ``stacks``: the user's frames, the outermost first.
     """
     place = ""

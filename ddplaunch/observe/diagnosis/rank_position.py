@@ -23,7 +23,7 @@ RECEIVE_FUNCTIONS = {"irecv", "recv", "recv_object_list"}
 WORK_WAIT = "the wait() of isend or irecv"
 POINT_TO_POINT_FUNCTIONS = {"batch_isend_irecv", WORK_WAIT, *SEND_FUNCTIONS, *RECEIVE_FUNCTIONS}
 ROOTED_FUNCTIONS = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
-"""Collectives with a root, which must be equal on all ranks; with the preposition for it."""
+"""Collectives with a root, which must be the same on all ranks, and the preposition before the root in a sentence."""
 
 STORE_WAIT = "store.wait"
 FILE_LOCK = "flock"
@@ -110,7 +110,7 @@ GLOO_TEARDOWN = "waits in torch's teardown of gloo"
 GLOO_DEADLOCK_TEXT = "hangs in torch's teardown of gloo, a deadlock inside torch"
 
 _WAITS_FOR_THREADS = {_FUTURE, _JOIN, _JOIN_ALL, _THREAD, _TASK, _FILL, _SPACE}
-"""Waits for threads or tasks of the rank, of which those in the program's code are named: nothing shows which one."""
+"""Waits for a thread or task of the rank. Nothing shows which one, so all that run the program's code are named."""
 
 WAITS_FOR_CHILDREN = {DATALOADER_WAIT_TEXT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
 """Waits for the rank's own child processes: these are inspected too."""
@@ -154,9 +154,9 @@ def user_line_of(rank: RankInspection) -> Frame | None:
 
 
 def library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
-    """Return the library calls in which ranks at the same user line differ, for the ranks in ``of``.
+    """For each rank in ``of``, return the library call in which it differs from other ranks at the same user line.
 
-    That is the first call from that line which is not the same in all ranks there. A rank that is alone at its line,
+    It is the first call, from that line inwards, that differs between ranks there. A rank that is alone at its line,
     or does the same as all others there, has none.
     """
     wanted = {each.rank: inner for each in of if (inner := _frames_from_user_line(each)) and inner[1:]}
@@ -179,7 +179,7 @@ def _frames_from_user_line(rank: RankInspection) -> tuple[Frame, ...]:
 
 
 def _common_depth(stacks: list[tuple[Frame, ...]]) -> int:
-    """Return how many outer calls the stacks have in common; if all functions are equal, how many lines."""
+    """Return how many outermost frames the stacks have in common: by function; if all functions are equal, by line."""
     functions = [[(frame.function, frame.file) for frame in stack] for stack in stacks]
     differ = any(each != functions[0] for each in functions)
     columns = zip(*(functions if differ else [[frame.line for frame in stack] for stack in stacks]), strict=False)
@@ -201,7 +201,7 @@ def distributed_call_of(rank: RankInspection) -> DistributedCall | None:
 
 
 def peer_of(rank: RankInspection) -> int | None:
-    """Return the rank that a rank sends to, receives from, or whose file lock it waits for; None if unknown."""
+    """Return the rank that a rank sends to or receives from, or that holds the file lock it waits for, or None."""
     call, inside = waiting_call_of(rank), rank.inside
     if call and call.function == FILE_LOCK:
         return rank.lock_holder
@@ -216,7 +216,7 @@ def members_of(rank: RankInspection) -> tuple[int, ...]:
 
 
 def root_of(rank: RankInspection, collective: Collective) -> int | None:
-    """Return the root of a collective that a rank waits in; None if it has none, or unknown."""
+    """Return the root of a collective that a rank waits in; None if the collective has none, or its root is unknown."""
     known = (
         rank.inside and rank.inside.operation == collective.operation in ROOTED_FUNCTIONS and not collective.completed
     )
@@ -266,7 +266,7 @@ def is_deadlocked(rank: RankInspection) -> bool:
 
 
 def may_wait(rank: RankInspection) -> bool:
-    """Whether a rank may wait for others, by what it and the kernel report, without a stack."""
+    """Whether a rank may wait for others, judged without its stack: by its own report and that of the kernel."""
     if is_deadlocked(rank) or any(each.enqueued > each.completed for each in rank.groups):
         return True
     inside = rank.inside.function if rank.inside else ""
@@ -314,9 +314,9 @@ def describe_other_wait(rank: RankInspection) -> str:
 
 
 def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
-    """Describe what a rank does that does not wait for other ranks: "load_batch at data.py:31"; "" if unknown.
+    """Describe what a rank does if it does not wait for other ranks: "load_batch at data.py:31"; "" if unknown.
 
-    ``apart``: the library call in which it differs from others at that line (``library_calls``), to be added:
+    ``apart``: the library call in which it differs from other ranks at that line (``library_calls``). It is added:
     "…, in download at hub/files.py:90".
     """
     line = user_line_of(rank)
@@ -384,7 +384,7 @@ def format_exit(code: int) -> str:
 
 
 def has_ended(rank: RankInspection) -> bool:
-    """Whether a rank's program has ended, even if its process has not yet (it has only ddplaunch's frames)."""
+    """Whether a rank's program has ended; its process may still run, with frames of ddplaunch only."""
     if rank.condition in (ProcessCondition.EXITED, ProcessCondition.REPLACED):
         return True
     return (

@@ -49,7 +49,7 @@ class RankLateness(Struct, frozen=True):
 
     @property
     def blamed_fraction(self) -> float:
-        """The share of the time for which this rank made others wait; 0 if its waits in other groups explain more."""
+        """The share of the time in which others waited for this rank; 0 if its waits in other groups explain that."""
         return self.usual_fraction if self.usual_fraction > self.excused_fraction else 0.0
 
 
@@ -61,7 +61,7 @@ class GroupLateness(Struct, frozen=True):
     collectives: int  # how many were compared
     seconds: float  # from the first to the last of them
     ranks: tuple[RankLateness, ...]  # in order
-    unclear_fraction: float  # time lost to a rank that the clocks do not identify; infinite if none was measured
+    unclear_fraction: float  # time lost to a rank that the clocks do not identify; inf if no clock was measured
     error: float  # seconds of clock error that made it unclear
 
     @property
@@ -84,7 +84,7 @@ class GroupLateness(Struct, frozen=True):
 def measure_lateness(
     arrivals: Iterable[CollectiveArrivals], clocks: Mapping[int, RankClock] | None = None
 ) -> tuple[GroupLateness, ...]:
-    """Measure how late ranks arrive at the collectives of each process group; ``clocks``: by rank, one clock if None.
+    """Measure how late ranks arrive at the collectives of each process group; ``clocks``: by rank; None: all share one.
 
     Only collectives count for which the arrivals of more than half of the group's ranks are known. A group with fewer
     than ``MIN_COLLECTIVES`` of these is left out.
@@ -103,7 +103,7 @@ def measure_lateness(
 
 
 def mean_lateness(groups: Iterable[GroupLateness]) -> dict[int, float]:
-    """Return by rank the mean lateness in seconds over all compared collectives."""
+    """Return by rank its mean lateness, in seconds, over a group's compared collectives: the largest of its groups."""
     lateness: dict[int, float] = {}
     for group in groups:
         for each in group.ranks:
@@ -160,7 +160,7 @@ class _WaitsElsewhere:
                 before[name] = waited
 
     def seconds_waited_elsewhere(self, group: str, number: int, rank: int, other: int) -> float:
-        """Return how much longer ``rank`` had waited in other groups than ``other``."""
+        """Return how much longer than ``other`` the rank ``rank`` had waited in other groups before this collective."""
         excuse = self._seconds.get((group, number, rank), 0.0) - self._seconds.get((group, number, other), 0.0)
         return max(0.0, excuse)
 
@@ -195,7 +195,7 @@ def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excus
 
 
 def _median_arrival(found: list[tuple[float, int]]) -> tuple[float, int]:
-    """Return the median of all arrivals at a collective but the last: time and rank."""
+    """Return time and rank of the median arrival at a collective, without the last arrival."""
     return found[(len(found) - 2) // 2]
 
 

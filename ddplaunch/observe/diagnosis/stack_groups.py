@@ -36,7 +36,7 @@ class StackGroup(Struct, frozen=True):
 
 
 def group_ranks(inspection: Inspection) -> tuple[StackGroup, ...]:
-    """Group the ranks; small groups first, as they are the unusual ones, then by rank."""
+    """Group the ranks by state and stack: small groups first, as they are unusual; groups of equal size by rank."""
     states = rank_states(inspection)
     found: dict[object, list[RankInspection]] = {}
     for rank in inspection.ranks:

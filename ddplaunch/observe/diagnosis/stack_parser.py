@@ -81,7 +81,7 @@ def find_stage(dump: bytes, threads: tuple[Thread, ...], package: str = PACKAGE_
     """Return the state of a rank that runs no user code but has not ended: "about to begin", …; else "".
 
     The evidence is the function of ddplaunch below the program's stack (``rank_runner.py``): ``exit`` runs when the
-    program is over. What remains in ``run_program`` is a rank of a session, which waits for its next call.
+    program is over. A rank that is otherwise in ``run_program`` belongs to a session, and waits for its next call.
     """
     if not threads or threads[0].frames:
         return ""

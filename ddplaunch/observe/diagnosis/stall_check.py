@@ -30,7 +30,7 @@ from ddplaunch.observe.diagnosis.wait_sentences import (
 from ddplaunch.observe.diagnosis.waits import Wait, find_waits
 
 MIN_BUSY_CPUS = 0.015
-"""CPUs: a rank that uses more is busy, or that would if it had not to wait for one (``withheld_cpu_s``).
+"""CPUs: a rank is busy if it uses more, or would use more if it had not to wait for a CPU (``withheld_cpu_s``).
 
 Threads of torch and of loggers, which wake up at times, use less, and so does a loop that looks for a file every 5 ms
 (0.6 % of a CPU). An evaluation of small batches between sleeps of 20 ms used 1.8 %.
@@ -61,7 +61,7 @@ class Stall(NamedTuple):
 
 
 class StallCheck(NamedTuple):
-    """The result of a check: a stall, or the seconds until it would be one if nothing changes, or neither."""
+    """The result of a check: a stall, the seconds until there is one if nothing changes, or neither."""
 
     stall: Stall | None = None
     retry_after_s: float | None = None
@@ -70,8 +70,8 @@ class StallCheck(NamedTuple):
 def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: float = inf) -> StallCheck:
     """Decide whether a job has stalled for ``timeout`` seconds.
 
-    It has stalled if for so long no rank has printed anything or ended and ranks have waited for others, and each of
-    those others is idle or has ended. A busy rank may be in a long validation.
+    It has stalled if for that long no rank has printed anything or ended and ranks have waited for others, and each of
+    the awaited ranks is idle or has ended. A busy rank may be in a long validation.
 
     Args:
         inspection: all ranks, with their waits.
@@ -116,7 +116,7 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
 def _describe_stall(
     inspection: Inspection, waiting: Sequence[Wait], inside: Collection[int], awaited: Collection[int], lasted: float
 ) -> Stall:
-    """Describe a stall: ranks ``inside`` waits have waited ``lasted`` seconds for the ``awaited`` ranks."""
+    """Describe a stall: the ranks ``inside`` have waited ``lasted`` seconds for the ranks ``awaited``."""
     ranks, by_number = inspection.ranks, inspection.by_number
     # If ranks have entered different collectives, the smallest group is at fault.
     entered, odd = waiting[0].mismatched[-1] if waiting and waiting[0].mismatched else (None, ())
@@ -164,7 +164,7 @@ def is_working(rank: RankInspection) -> bool:
 
 
 def format_trace(rank: RankInspection, operation: str = "") -> str:
-    """Format the user's frames of the thread that runs a collective as Python does, the innermost last."""
+    """Format the user's frames of the thread that runs a collective, like Python's traceback: the innermost last."""
     thread = collective_thread(rank, operation)
     frames = thread.frames if thread else ()
     return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames) if f.own)

@@ -1,4 +1,4 @@
-"""Wait chains: ranks that each wait for the next one; where a chain ends, and its cycles."""
+"""Follows chains of ranks that each wait for the next one: finds where a chain ends, and cycles."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
         text += f", {'entered' if wait.number else 'called'} at {_format_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
         text += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
-    # "No other": each has a count or a stack that shows it elsewhere. One that gave neither may be in the call.
+    # "No other rank": the count or the stack of each shows that it is elsewhere. A rank without both may be inside.
     roots = [inspection.by_number[rank] for rank in wait.roots]
     shown = [rank for rank in roots if rank.answers is not False or user_line_of(rank)]
     if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(shown) == len(inspection.ranks) - 1:
@@ -121,8 +121,9 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
 def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
     """Describe why ranks wait although no rank is missing.
 
-    "Have entered it": each member has reported a number that is as high. "All … wait too", "are in it": each has a
-    stack in such a call. Ranks without this evidence are named instead, or the sentence says that some are unknown.
+    The text "have entered it" needs from each member a number that is as high; "wait too" and "are in it" need from
+    each rank a stack in such a call. Ranks without this evidence are named instead, or the text says that some are
+    unknown.
     """
     if wait.uncertain:
         by_number = inspection.by_number
@@ -153,7 +154,7 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
 def _describe_given_worlds(wait: Wait, inspection: Inspection) -> str:
     """Describe with which world sizes and ranks ``init_process_group`` was called, if these cannot be right; else "".
 
-    The evidence are the variables of the calls. Nothing shows that ranks "cannot reach each other": the
+    The evidence is in the variables of these calls. Nothing shows that ranks "cannot reach each other": that
     sentence is used when no other cause is known.
     """
     calls = {rank: inside for rank in wait.waiting if (inside := inspection.by_number[rank].inside)}
@@ -258,7 +259,7 @@ def _describe_no_wait(inspection: Inspection) -> str:
 
 
 def describe_uneven_counts(ranks: Sequence[RankInspection]) -> str:
-    """Describe which ranks have begun fewer operations of a group than others; "" if all have begun as many.
+    """Describe which ranks have begun fewer operations of a group than others; "" if all have begun the same number.
 
     Sends count too, so this proves nothing; but without a flight recorder nothing else is known.
     """
@@ -275,7 +276,7 @@ def describe_uneven_counts(ranks: Sequence[RankInspection]) -> str:
 def find_uneven_counts(ranks: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
     """Group the ranks by how many operations they have begun, fewest first, in the first group where these differ.
 
-    Ranks that have ended are left out. Empty if a flight recorder has replied: that shows who waits, numbers do not.
+    Ranks that have ended are left out. Empty if a flight recorder has replied: it shows who waits; numbers do not.
     """
     if any(rank.answers for rank in ranks):
         return {}

@@ -97,7 +97,7 @@ def find_waits(inspection: Inspection) -> tuple[Wait, ...]:
 
 
 def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
-    """Return the ranks whose last collectives must be fetched for a diagnosis: first one for each stack that waits.
+    """Return the ranks whose last collectives a diagnosis needs: in the first call, one rank for each stack that waits.
 
     Call it again with the results: all ranks of a group are needed if none is missing though some wait, or if sends
     are counted in the numbers, which then cannot be compared. No rank is returned twice.
@@ -122,7 +122,7 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
 def correct_counters(inspection: Inspection) -> Inspection:
     """Mark operations as completed if a rank's stack or flight recorder shows that it does not wait in them.
 
-    Without them, torch's counters stay as they are: see ``group_progress``.
+    Without a stack or a recorder, torch's counters stay as they are: see ``group_progress``.
     """
     view = _InspectionView(inspection)
     done = {(rank, group) for group in view.groups for rank in view.maybe_waiting(group).keys() - view.waiting(group)}
@@ -172,13 +172,13 @@ class _InspectionView:
         return group in self.mixed
 
     def comparable_progress(self, group: str) -> dict[int, GroupProgress]:
-        """Return the progress of the ranks in a group, as far as it can be compared."""
+        """Return the progress in a group of each rank whose numbers can be compared."""
         certain = self.counts_point_to_point(group)
         found = ((number, of_rank.get(group)) for number, of_rank in self.progress.items())
         return {number: each for number, each in found if each and (each.is_certain or not certain)}
 
     def maybe_waiting(self, group: str) -> dict[int, GroupProgress]:
-        """Return the ranks that may wait in a group by torch's counters, and all that reported their collectives."""
+        """Return the progress of ranks that may wait in a group by torch's counters, or reported their collectives."""
         return {
             number: each
             for number, each in self.comparable_progress(group).items()
@@ -188,7 +188,7 @@ class _InspectionView:
         }
 
     def waiting(self, group: str) -> dict[int, GroupProgress]:
-        """Return the ranks that wait in a group, without those whose counters only lag behind."""
+        """Return the progress of the ranks that wait in a group, without those whose counters only lag behind."""
         progress = self.maybe_waiting(group)
         furthest = max((each.entered for each in progress.values()), default=0)
         past = {
@@ -287,7 +287,7 @@ class _InspectionView:
         ]
 
     def _has_absent_rank(self, group: str, number: int) -> bool:
-        """Whether a rank that reported no progress in a process group counts as not in its collectives."""
+        """Whether a rank that reported no progress in a process group counts as not having entered its collectives."""
         rank = self.ranks[number]
         if group in self.progress[number]:
             return False  # it has progress, in numbers that cannot be compared
@@ -426,7 +426,7 @@ def _collective_entry_frames(ranks: Iterable[RankInspection], operation: str) ->
 
 
 def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
-    """Set for each missing rank of a wait whether it waits itself, and in what."""
+    """Add to each missing rank of a wait whether that rank waits too, and in which call."""
     inside = {
         rank: wait_title(other) + format_partner(other, rank)
         for other in waits

@@ -30,7 +30,7 @@ FIRST_RUN_SUFFIX = ".1"  # of the first run of a reused run id; the id itself na
 
 
 class RunFolder(NamedTuple):
-    """What is known of a run without its records: to read those of 2,000 runs would take seconds."""
+    """What the folder of a run shows without the run's records: reading those of 2,000 runs would take seconds."""
 
     name: str
     modified_ns: int
@@ -39,7 +39,7 @@ class RunFolder(NamedTuple):
 
 
 OVER_BIT = stat.S_ISVTX
-"""The mode bit of the folder of a run that is over; it has no other meaning where only its user may enter."""
+"""The mode bit that marks a run as over in its folder; it has no other effect if only the owner may enter it."""
 
 
 def list_runs() -> list[str]:
@@ -51,7 +51,7 @@ def list_runs() -> list[str]:
 
 
 def list_folders() -> list[RunFolder]:
-    """List the folders of all recorded runs by name, as ``list_runs``."""
+    """List the folders of all recorded runs, with the names and in the order of ``list_runs``."""
     path = history_dir()
     if path is None:
         return []
@@ -70,13 +70,13 @@ def list_folders() -> list[RunFolder]:
 
 
 def mark_over(folder: int) -> None:
-    """Mark a run as over in the mode of its folder; errors are ignored, and the run's records are read instead."""
+    """Mark a run as over in the mode of its folder. Errors are ignored: then the run's records are read."""
     with suppress(OSError):
         os.fchmod(folder, 0o700 | OVER_BIT)
 
 
 def _is_first_of_several(name: str, taken: set[str]) -> bool:
-    """Whether run ``name`` was the first of several with one run id, and the name for such a first run is free."""
+    """Whether run ``name`` was the first of several with one run id, and no other run has the name of a first run."""
     if f"{name}.2" not in taken or name + FIRST_RUN_SUFFIX in taken:
         return False
     second = read_run_record(f"{name}.2")
@@ -84,12 +84,12 @@ def _is_first_of_several(name: str, taken: set[str]) -> bool:
 
 
 def has_run(word: str) -> bool:
-    """Whether ``word`` is the name of a recorded run, or the run id of several."""
+    """Whether ``word`` is the name of a recorded run, or the run id of several runs."""
     return not {word, word + FIRST_RUN_SUFFIX}.isdisjoint(list_runs())
 
 
 def _stat_folder(entry: os.DirEntry[str]) -> RunFolder | None:
-    """Return a run's folder; None if the path is no run's folder, is another user's, or was removed meanwhile."""
+    """Return the facts of a run's folder; None if the path is no run's folder, is another user's, or is gone."""
     with suppress(OSError):
         if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
             found = entry.stat(follow_symlinks=False)
@@ -156,7 +156,7 @@ def read_run_record(name: str) -> RunRecord | None:
 
 
 def read_launchers_here() -> Iterator[RunRecord]:
-    """Read the first lines of the records whose launchers are alive on this machine."""
+    """Read the first line of each record whose launcher is alive on this machine."""
     here = host_name()
     for name in (each.name for each in list_folders() if not each.is_over):
         with suppress(OSError):
@@ -178,7 +178,7 @@ def read_open_records() -> Iterator[RunRecord]:
 
 
 def read_first_head(name: str) -> RunRecord | None:
-    """Read the first line of a run's record, of the lowest node rank with a record in this history."""
+    """Read the first line of a run's record: of the lowest node rank that has a record in this history."""
     folder = run_dir(name)
     files = (file for file in list_dir(folder) if file.startswith("node-") and file.endswith(".jsonl"))
     heads = (read_record_head(os.path.join(folder, file), name) for file in files)
@@ -221,7 +221,7 @@ def _node_may_be_running(record: RunRecord) -> bool:
 def prune() -> None:
     """Delete the oldest runs, if there are too many or they take too many bytes.
 
-    The end of a run waits for that: after CLEANUP_TIMEOUT_S the rest is left to the next run.
+    A launcher exits only after this: after CLEANUP_TIMEOUT_S the remaining runs are left to the next launcher.
     """
     deadline = time.monotonic() + CLEANUP_TIMEOUT_S
     size = 0
@@ -240,7 +240,7 @@ def prune() -> None:
 
 
 def run_size(name: str) -> int:
-    """Return the bytes of all files of a run, and of those in its folders."""
+    """Return the bytes of all files of a run, including the files in its folders."""
     return _folder_size(run_dir(name), depth=1)
 
 

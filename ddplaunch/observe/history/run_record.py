@@ -1,7 +1,7 @@
-"""Run records: one frozen record for each node of a run, built from the events that ``history`` wrote.
+"""Run records: one frozen record for each node of a run, built from the events that feature ``history`` wrote.
 
-A file of the history consists of lines of JSON: a header, then the events. It may be torn or hostile, so each line is
-validated as a node's message is; an invalid line is skipped.
+A file of the history consists of lines of JSON: a header, then the events. It may be truncated or forged, so each line
+is validated like a message of a node; an invalid line is skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ddplaunch.system.processes.proc_utils import start_ticks
 UNREAD_TEXT = "of its record could not be read"
 MAX_BYTES = 64 << 20  # of a file of the history
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
+_DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a truncated or forged line
 
 
 class RunState(Enum):
@@ -80,7 +80,7 @@ class RankRecord(Struct, frozen=True):
 
 
 class MismatchRecord(Struct, frozen=True):
-    """An import in ranks of this node that did not fit what was preloaded."""
+    """An import in ranks of this node that did not match what was preloaded."""
 
     module: TextLine
     differs: TextLine  # the line of the import, and what differed
@@ -243,7 +243,7 @@ class RecordBuilder:
 
 
 def read_record(path: str, run: str) -> RunRecord | None:
-    """Read the record in a file of the history, of the run named ``run``; None if there is none of this user.
+    """Read the record of the run named ``run`` from a file of the history; None if there is none of this user.
 
     A run whose launcher is gone without a recorded end is LOST.
     """
@@ -315,7 +315,7 @@ def _parse_head(line: bytes, run: str) -> RunRecord | None:
 
 
 def _decode_line(line: bytes) -> Any:
-    """Decode a line of JSON; bytes of arguments and paths that are not UTF-8 are Python's lone surrogates in it."""
+    """Decode a line of JSON, in which bytes of arguments and paths that are not UTF-8 are Python's lone surrogates."""
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -323,7 +323,7 @@ def _decode_line(line: bytes) -> Any:
 
 
 def is_launcher_alive(record: RunRecord) -> bool:
-    """Whether the launcher of a run without recorded end is still alive; True where it is on another machine."""
+    """Whether the launcher of a run without recorded end is still alive; True if the launcher is on another machine."""
     return record.host != host_name() or max(0, start_ticks(record.pid)) == record.born
 
 
@@ -341,8 +341,8 @@ def record_to_json(
 ) -> str:
     """Format a run for ``ddplaunch report --json``.
 
-    ``shares``: the records of its nodes, node 0's first; ``runs``: all runs of its batch job; ``spent``: their time.
-    ``provenance``: what the run was.
+    ``shares``: the records of its nodes, node 0's first; ``runs``: all runs of its batch job; ``spent``: the time
+    breakdown of these. ``provenance``: what the run was.
     """
     record = shares[0]
     log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None

@@ -1,4 +1,4 @@
-"""The samples of a run in its history: one file for each node, appended to; when it is full, it is downsampled."""
+"""The samples of a run in its history: one file for each node. Samples are appended; a full file is downsampled."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SampleFile:
             json.dump(as_dict(SavedPlan.from_plan(plan)), file)
 
     def _compact(self, folder: int, name: str) -> None:
-        """Replace the file by one with half of its samples."""
+        """Replace the file by one with half as many samples."""
 
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
             samples = parse_samples(file.read(2 * MAX_BYTES))
@@ -106,7 +106,7 @@ class SampleFile:
 
 
 def parse_samples(data: bytes) -> list[NodeSample]:
-    """Parse the samples in a file, without invalid lines: it may be torn."""
+    """Parse the samples in a file; skip invalid lines, as the file may be truncated."""
 
     samples = []
     for line in data.splitlines():

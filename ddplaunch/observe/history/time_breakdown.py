@@ -1,6 +1,6 @@
 """The time breakdown of a run: each moment from the launcher's start is put into one category. Pure.
 
-The categories add up to the wall time; goodput is the effective part (steady work that was not lost) of it. Ranks count
+The categories add up to the wall time; goodput is the share of it that was steady work and was not lost. Ranks count
 as working from the first collective on; in a program without collectives, from the start of the last rank on.
 """
 

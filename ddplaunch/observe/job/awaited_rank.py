@@ -39,6 +39,6 @@ def make_failure(
 
 
 def format_hosts(context: JobContext, inspection: Inspection, ranks: Collection[int]) -> str:
-    """Format the hosts of these ranks, in a job that may have several: " (on n1)", " (on n1, n2)"."""
+    """Format the hosts of these ranks: " (on n1)", " (on n1, n2)"; "" in a job that can have one node only."""
     hosts = sorted({rank.host for rank in inspection.ranks if rank.rank in ranks and rank.host})
     return f" (on {join_names(hosts)})" if hosts and context.config.max_nodes > 1 else ""

@@ -1,4 +1,4 @@
-"""Inspection on node 0: inspects all ranks before they are stopped, and explains failures by what they were doing."""
+"""Inspection on node 0: inspects all ranks before they are stopped, and explains failures by what the ranks did."""
 
 from __future__ import annotations
 

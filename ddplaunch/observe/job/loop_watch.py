@@ -35,7 +35,7 @@ class _RankSightings:
         self.busy, self.since = busy, now
         self.stacks: list[tuple[Frame, ...]] = [busy.own_frames]
         self.place, self.was_reported = "", False
-        self.report_after_s = LOOP_REPORT_S  # longer where steps are
+        self.report_after_s = LOOP_REPORT_S  # longer in a job with long gaps between collectives
 
     def add(self, busy: BusyRank) -> bool:
         """Add the place at which an inspection found the rank; return whether all sightings are at one place."""

@@ -27,7 +27,7 @@ DEADLINES = CHECK_INTERVAL, INSPECT, EARLY_REPORT = "check interval", "inspect",
 
 
 class StallLimit:
-    """Inspects the ranks when a node suspects a stall; reports it, or stops the attempt by --on-stall."""
+    """Inspects the ranks when a node suspects a stall; reports the stall or stops the attempt, as --on-stall says."""
 
     def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
         """``on_expired`` is called when a stall is to end the attempt; it stops the attempt if ranks run."""
@@ -35,13 +35,13 @@ class StallLimit:
         self._limits = context.limits
         self._attempt = -1
         self._inspecting = False  # an inspection is in progress, or the pause after one
-        self._suspected_again = False  # a node has suspected a stall during that
+        self._suspected_again = False  # a node has suspected a stall meanwhile
         self._reported: tuple[object, ...] = ()
         self._report_after_s: dict[str, float] = {}  # by location: how long a wait there must last to be reported
         self._loops = LoopWatch(context)
 
     def begin(self, attempt: int) -> None:
-        """Called when an attempt starts: reset what belongs to the previous one."""
+        """Called when an attempt starts: reset the state of the previous one."""
         self._context.cancel_deadlines(*DEADLINES)
         self._attempt = attempt
         self._inspecting = self._suspected_again = False
@@ -61,7 +61,7 @@ class StallLimit:
                 self._inspect()
 
     def on_suspected(self) -> None:
-        """Called when a node suspects a stall: inspect all nodes, at most once at a time."""
+        """Called when a node suspects a stall: inspect all nodes, one inspection at a time."""
         if self._inspecting:
             self._suspected_again = True
         else:

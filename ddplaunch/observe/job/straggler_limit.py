@@ -19,7 +19,7 @@ PAUSED_INTERVAL_S = 1.0  # the shortest, between two inspections while a rank wa
 
 
 class StragglerLimit:
-    """Inspects the ranks when the timeout has expired, and stops the attempt if some still run."""
+    """Inspects the ranks when --straggler-timeout has expired, and stops the attempt if some ranks still run."""
 
     def __init__(self, context: JobContext, on_expired: Callable[[StopCause, Inspection], None]) -> None:
         """``on_expired`` is called when the straggler timeout has expired; it stops the attempt if ranks run."""
@@ -29,7 +29,7 @@ class StragglerLimit:
         self._nodes_found: set[int] = set()  # nodes that have sent StragglersFound
 
     def begin(self, attempt: int) -> None:
-        """Called when an attempt starts: reset what belongs to the previous one."""
+        """Called when an attempt starts: reset the state of the previous one."""
         self._context.cancel_deadlines(STRAGGLER_CHECK)
         self._attempt = attempt
         self._nodes_found.clear()
@@ -45,7 +45,7 @@ class StragglerLimit:
         self.inspect()
 
     def inspect(self) -> None:
-        """Inspect all ranks, to find those that still run; also called at deadline STRAGGLER_CHECK."""
+        """Inspect all ranks, to find those that still run. Also called at the deadline STRAGGLER_CHECK."""
         self._context.gather("inspect", Detail.STACKS, partial(self._check, self._attempt))
 
     def _check(self, attempt: int, inspection: Inspection) -> None:

@@ -109,7 +109,7 @@ def _is_fork_server(pid: int) -> bool:
 
 
 def _read_stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
-    """Return name, exit code (None while alive) and whether stopped, of a child process; None if it is no child."""
+    """Return a child's name, its exit code (None while it lives), whether it is stopped; None if it is no child."""
     head, _, tail = read_proc_file(pid, "stat").rpartition(b")")
     fields = tail.split()
     if not fields or int(fields[1]) != parent:

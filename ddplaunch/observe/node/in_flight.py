@@ -14,7 +14,7 @@ from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 def read_in_flight(path: str) -> tuple[str, str] | None:
     """Read message and traceback of the newest exception that a rank is handling and that will end its program.
 
-    None if it is handling none, or catches them.
+    None if the rank handles no exception, or catches all that it handles.
     """
     try:
         for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():

@@ -42,7 +42,7 @@ LONG_ATTEMPT_S = 300.0
 
 
 CRASH_TIMEOUT_S = 1.0
-"""A rank in which native code has failed waits as long for its inspection."""
+"""How long a rank in which native code has failed waits for its inspection."""
 
 _CRASH_END_S = 30.0  # from the inspection to the end of the rank, at most
 _CRASH_SIGNALS = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -70,7 +70,7 @@ class InspectSide(NodeSide):
         context.job.rpc.handlers[KIND.name] = context.loop.guard(self._inspections.answer)
 
     def inspect(self, loop: IsolatedLoop, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect this node's ranks for another feature, if an attempt has started; ``loop`` guards ``on_done``."""
+        """Inspect this node's ranks for another feature, if an attempt has started; ``loop`` isolates ``on_done``."""
         if self._ranks is not None:
             self._inspect_ranks(detail, self._ranks, loop.guard(on_done))
 

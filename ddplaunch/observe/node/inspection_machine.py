@@ -1,4 +1,4 @@
-"""The decisions of one inspection of this node's ranks, as a state machine: ``core/machine.py`` has what all have.
+"""Decides one inspection of this node's ranks, as a state machine: ``core/machine.py`` has the rules of all machines.
 
 - READING: the stacks of all ranks are dumped, and each is asked for the state of its collectives. A rank with a thread
   of ours is dumped once it has replied, which shows that it handles the stack signals, or a moment later.
@@ -6,7 +6,7 @@
 - PAUSING: ranks that are in a collective are read a second time soon, as one that moves is not waiting. Then those that
   decide who waits for whom are asked for details, twice at most.
 - ENDING: a rank that has ended has an exit status, once the zygote has reported it.
-- Each part has a timeout, and the whole has one: what has not come by then is left out.
+- Each phase has a timeout, and the inspection has one: replies that come later are left out.
 
 ``RankInspector`` has the processes and sockets: it gives this machine its events, and executes its commands.
 """
@@ -92,7 +92,7 @@ INSPECTION_TRANSITIONS: Transitions[InspectionPhase, InspectionStep] = {
 
 
 class Begun(MachineEvent, frozen=True):
-    """The inspection begins: what is known of each rank without a reply from it."""
+    """The inspection begins, with what is known of each rank without a reply from that rank."""
 
     inspected: Mapping[int, RankInspection]
     alive: frozenset[int]  # ranks with a process
@@ -143,7 +143,7 @@ class WorkersCollected(MachineEvent, frozen=True):
 
 
 class StatesRead(MachineEvent, frozen=True):
-    """Reply to ``ReadStates``: the ranks that have ended, and those of them whose status is awaited."""
+    """Reply to ``ReadStates``: the ranks that have ended, and those of them whose exit status is awaited."""
 
     ended: Mapping[int, RankInspection]
     awaited: frozenset[int]
@@ -160,7 +160,7 @@ class StartDump(Command, frozen=True):
 
 
 class Request(Command, frozen=True):
-    """Ask ranks for the state of their collectives; with ``details``, also for the last ones; then ``Requested``."""
+    """Ask ranks how far they are; with ``details``, also for their last collectives. The reply is ``Requested``."""
 
     ranks: tuple[int, ...]
     details: bool
@@ -173,7 +173,7 @@ class StopListening(Command, frozen=True):
 
 
 class Poll(Command, frozen=True):
-    """Check whether stack dumps are complete, ``later``: after a short delay; the reply is ``Polled``."""
+    """Check whether stack dumps are complete; ``later``: after a short delay. The reply is ``Polled``."""
 
     later: bool = False
 
@@ -183,7 +183,7 @@ class CollectDumps(Command, frozen=True):
 
 
 class StartWorkers(Command, frozen=True):
-    """Begin to dump the stacks of a rank's children: of its DataLoader, or any process of multiprocessing."""
+    """Begin to dump the stacks of a rank's child processes; ``of_loader``: only the workers of its DataLoader."""
 
     rank: int
     of_loader: bool
@@ -194,13 +194,13 @@ class CollectWorkers(Command, frozen=True):
 
 
 class ReadStates(Command, frozen=True):
-    """Read which ranks have ended, ``later``: after a short delay; the reply is ``StatesRead``."""
+    """Read which ranks have ended; ``later``: after a short delay. The reply is ``StatesRead``."""
 
     later: bool = False
 
 
 class Finish(Command, frozen=True):
-    """The inspection is complete."""
+    """Report the inspection, which is complete."""
 
     inspection: Inspection
 
@@ -219,7 +219,7 @@ class InspectionMachine(Machine):
         self._round = 0
         self._found: dict[int, RankInspection] = {}
         self._pending: set[int] = set()  # ranks that have not replied yet
-        self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first read
+        self._counts: dict[int, bytes] = {}  # the operations in the groups of each rank, at the first read
         self._outer: dict[int, bytes] = {}  # the outer frames of ranks whose stack is deep
         self._unconfirmed: list[int] = []  # ranks that have not confirmed that they handle the stack signals
 

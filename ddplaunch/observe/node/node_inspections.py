@@ -1,4 +1,4 @@
-"""Inspections of one node's ranks, one after the other: for node 0, and for this node's own observers."""
+"""Inspections of one node's ranks, one after the other: for node 0, and for features on this node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _QueuedInspection(Struct, frozen=True):
 
 
 class NodeInspections:
-    """All inspections in progress on this node; its own ranks are inspected one request after the other."""
+    """Inspects the ranks of this node on request, one request after the other."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NodeInspections:
         *,
         node_only: bool,
     ) -> None:
-        """``note`` shows a message to the user. ``inspect_programs``: those beside the ranks of this node.
+        """``note`` shows a message to the user. ``inspect_programs`` inspects the programs beside this node's ranks.
 
         ``add_local_facts`` adds to an inspection of waits what only this node knows of its ranks. ``node_only``: there
         is no coordinator, so inspections see this node alone (``--control none``).
@@ -95,7 +95,7 @@ class NodeInspections:
         self._post(Inspection(time.time(), (), ranks.plan.world_size))
 
     def _post(self, inspection: Inspection) -> None:
-        """Call ``on_done`` from the launcher's event loop: an exception in it is not one of the inspector."""
+        """Call ``on_done`` from the launcher's event loop: an exception in it must not count as the inspector's."""
         self._loop.call_soon(partial(self._on_inspected, inspection))
 
     def _on_inspected(self, inspection: Inspection) -> None:

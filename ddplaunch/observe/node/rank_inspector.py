@@ -1,6 +1,6 @@
-"""One inspection of this node's ranks: process states, stacks and collectives, of all at once, in a bounded time.
+"""Inspects this node's ranks once, all at the same time and with a timeout: process states, stacks and collectives.
 
-``InspectionMachine`` decides; this gives it events, and executes its commands.
+``InspectionMachine`` decides; this file feeds events to it, and executes its commands.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class RankInspector:
 
 
 def _find_library(pid: int) -> str:
-    """Return the communication library that a process has loaded, and that keeps its own records; "" for none.
+    """Return "torchcomms" if a process has loaded this communication library, which keeps its own records; else "".
 
     The kernel's list of mapped files is read, as the rank may be in a call of that library and not reply.
     """

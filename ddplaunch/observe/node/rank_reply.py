@@ -17,7 +17,7 @@ from ddplaunch.observe.diagnosis.inspection import RankInspection
 
 
 class RankReply(Struct, frozen=True):
-    """A rank's reply about its collectives: whether it has a process group, and torch's JSON (``inspect_side.py``)."""
+    """A rank's reply about its collectives; ``rank/inspect_side.py`` writes it."""
 
     initialised: bool
     groups: bytes  # an array for each group, in the order of creation (JSON, from torch)

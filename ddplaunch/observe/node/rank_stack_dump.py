@@ -1,4 +1,4 @@
-"""Dumps the stacks of one rank: a signal makes it write them to a file in memory (``rank/stacks.py``).
+"""Dumps the stacks of one rank: a signal makes the rank write its stacks to a file in memory (``rank/stacks.py``).
 
 There are two signals. On the first, a Python handler writes the stacks; it runs between two bytecodes. On the second,
 faulthandler writes them at once, which is safe only while the main thread is in native code. So the second is sent to a
@@ -114,7 +114,7 @@ class RankStackDump:
             self._process.send(self._signals[1])
 
     def give_up(self) -> None:
-        """Stop waiting; use an incomplete dump, if any."""
+        """Stop waiting for the dump; keep the part that the rank has written so far, if any."""
         if self.poll():
             text = os.pread(self._file, _MAX_DUMP_BYTES, 0)
             text = text.replace(_DELIMITER, b"")

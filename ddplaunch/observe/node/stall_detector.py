@@ -1,8 +1,8 @@
 """Stall detection on one node: inspects ranks that have printed nothing for long, and may report a suspected stall.
 
-Output of a rank resets the timer, at no cost and without a wake-up, and so does its end: what the others waited for may
-have happened just before, and they were seen a moment earlier. The timer expires after 20 s without output, and
-then each time that time has doubled, up to the stall timeout. Where ranks wait for others they are inspected twice, to
+Output of a rank resets the timer, at no cost and without a wake-up. So does the end of a rank: the rank may have done
+what the others waited for just before, and after they were inspected. The timer expires after 20 s without output, and
+again each time that this time has doubled, up to the stall timeout. Ranks that wait for others are inspected twice, to
 see what they do in between. Ranks that print all the time are inspected every 5 minutes. Node 0 decides whether the job
 has stalled: it inspects the ranks of all nodes.
 """
@@ -219,7 +219,7 @@ class StallDetector:
     def wrap_inspection_callback(
         self, ranks: NodeRanks | None, done: Callable[[Inspection], None]
     ) -> Callable[[Inspection], None]:
-        """Wrap the callback of another inspection, to record also since when the ranks' collectives are unchanged."""
+        """Wrap the callback of another inspection: also record since when the ranks' collectives are unchanged."""
 
         def note(inspection: Inspection) -> None:
             if ranks is not None and ranks is self._ranks:
@@ -298,7 +298,7 @@ def _usage_rates(
 ) -> tuple[float | None, float | None, float | None]:
     """Return CPUs in use, and bytes per second of files and of the network, between two snapshots of a process.
 
-    Ready to run is not idle: on a machine with load, what it would have used counts as well.
+    A process that is ready to run is not idle: on a machine with load, the CPU time that it would have used counts too.
     None without two snapshots, or where a process in between ended unseen.
     """
     if before is None or pid not in now.usage:

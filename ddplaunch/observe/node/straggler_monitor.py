@@ -42,7 +42,7 @@ class StragglerMonitor:
         self._inspect, self._send, self._notify = inspect, send, notify
         self._timers: list[Timer] = []
         self._failed: dict[int, str] = {}  # by rank: the exception that ended its program, until it is reported
-        self._noted: set[tuple[str, str]] = set()  # what failed ranks did, and do, as far as it was reported
+        self._noted: set[tuple[str, str]] = set()  # what failed ranks did, and what they do now, if it was reported
         ranks.on_failed = loop.guard(self._on_failed)
 
     def start_timers(self) -> None:
@@ -119,7 +119,7 @@ class StragglerMonitor:
             self._notify(f"{format_count(more, 'more rank')} failed, but did not exit")
 
     def _format_failed(self, ranks: Sequence[RankProcess], how: str) -> str:
-        """Format "rank 1 on n1 (pid 4711) has raised ValueError, but is still running"; the same of several ranks."""
+        """Format "rank 1 on n1 (pid 4711) has raised ValueError, but is still running"; several ranks in the plural."""
         host = ranks[0].rank.host
         on = f" on {host}" if self._ranks.plan.nnodes > 1 and host else ""
         has, is_, pid = ("has", "is", "pid") if len(ranks) == 1 else ("have", "are", "pids")

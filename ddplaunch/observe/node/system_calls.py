@@ -88,7 +88,7 @@ def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
 
 
 def ends_at_any_signal(pid: int) -> bool:
-    """Whether the main thread of a process is in a system call that ends when a signal is handled, as ``pause``."""
+    """Whether the main thread of a process is in a system call that ends when a signal is handled, like ``pause``."""
     with suppress(OSError, ValueError), open(f"/proc/{pid}/syscall", encoding="ascii") as file:
         call, *words = file.read().split()
         return call.isdigit() and (int(call) in _PAUSES or (int(call) == _PPOLL and words[1:3] == ["0x0", "0x0"]))
@@ -96,7 +96,7 @@ def ends_at_any_signal(pid: int) -> bool:
 
 
 def _call(pid: int) -> tuple[str, int]:
-    """Describe the system call of a main thread; also return the inode if it waits for a single socket, else 0."""
+    """Describe the system call of a main thread; if it waits for a single socket, also return its inode, else 0."""
     with suppress(OSError, ValueError, IndexError, struct.error):
         with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
             call, *words = file.read().split()
@@ -132,7 +132,7 @@ def _is_gloo_thread(pid: int, value: int) -> bool:
 
 
 def _lock_holders() -> dict[int, int]:
-    """Map the processes that wait for a file lock to its holder (proc_locks(5)).
+    """Map each process that waits for a file lock to the process that holds the lock (proc_locks(5)).
 
     A waiter's line has an arrow, and the number of the holder's line above it.
     """

@@ -84,7 +84,7 @@ def withheld_cpu_s(before: TreeUsage, now: TreeUsage, seconds: float) -> float:
 def _read_threads(pid: int, *, has_loops: bool) -> tuple[dict[int, ThreadTime], float]:
     """Return the times of a process's threads except gloo's, and the CPU seconds of gloo's threads.
 
-    A group has two or three of them, which wake up without any work. What they do for a collective or a send is not
+    A process group has two or three, which wake up without any work. What they do for a collective or a send is not
     progress of the rank either: another rank waits for it.
     """
     found: dict[int, ThreadTime] = {}

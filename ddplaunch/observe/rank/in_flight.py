@@ -1,6 +1,6 @@
 """Records the exception that the main thread handles, say in a long ``finally``: the rank may be killed there.
 
-Part of the worker (``rank_runner.py``) and bound by its rules. ``node/in_flight.py`` reads it and decides whether the
+It runs in ranks, by the rules of ``core/rank/rank_runner.py``. ``node/in_flight.py`` reads the file, and decides if the
 exception goes on to the callers or was caught.
 """
 

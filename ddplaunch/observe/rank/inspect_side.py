@@ -1,8 +1,8 @@
 """Answers inspections in a rank: its stacks, its progress in collectives, the exception that it handles.
 
 The progress is reported by the endpoint's thread, from the first ``init_process_group`` or call by RPC on: torch's
-flight recorder has it, on every backend (torch._C._distributed_c10d). What this torch lacks is left out. Part of the
-worker (``core/rank/rank_runner.py``) and bound by its rules.
+flight recorder has it, on every backend (torch._C._distributed_c10d). What this torch lacks is left out. It runs in
+ranks, by the rules of ``core/rank/rank_runner.py``.
 
 Lines from the rank: ``h FIRST SECOND FD`` at its start (``stacks``), ``x LEFT`` if the program has taken one of the
 signals or both, replies ``s7 …`` with tab-separated parts. To the rank: ``s7`` (progress) and ``e7`` (also the last
@@ -66,7 +66,7 @@ class Side:
             pass  # the launcher reports that the rank gives no reply
 
     def done(self) -> None:
-        """Write torch's record of the last collectives, if the first group is old enough.
+        """Write torch's record of the last collectives, if the first process group was created long enough ago.
 
         It takes up to 0.4 s, which is acceptable in a long run only. Write errors are ignored.
         """
@@ -116,7 +116,7 @@ class Side:
             pass  # the disk is full, or the folder was removed
 
     def _build_reply(self, *, details: bool) -> bytes:
-        """Build the reply to an inspection: the parts of ``torch_state``, and the outer frames of a deep stack.
+        """Build the reply to an inspection: what ``torch_state`` describes, and the outer frames of a deep stack.
 
         With ``details`` the reply has all frames, for a rank that gets no signal because it waits for one.
         """

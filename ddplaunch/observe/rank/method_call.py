@@ -2,7 +2,7 @@
 
 A method in C has no frame of its own, and the interpreter's stack cannot be read. The instructions before the call are
 read backwards instead; names, attributes, items of lists and constants are looked up, and no code of the program runs.
-Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+It runs in ranks, by the rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _UnreadableError(Exception):
 def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] | None:
     """Return the method that a frame is calling, its object and the first argument; None if it is not in ``names``.
 
-    A ``with`` calls ``__enter__`` (of Python 3.14 on, that is not read).
+    A ``with`` statement calls ``__enter__``; from Python 3.14 on, that call is not found.
     """
     instructions = _decode_last(frame)
     try:
@@ -98,7 +98,7 @@ class _Reader:
         self._frame, self._left = frame, instructions
 
     def read_call(self) -> tuple[Any, str]:
-        """Read a call: return its first argument and the name of its function; the object is read next."""
+        """Read a call: return its first argument and the name of its function; the next ``read`` returns its object."""
         name, count = self._left.pop()
         if name not in _CALLS:
             raise _UnreadableError

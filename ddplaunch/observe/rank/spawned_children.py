@@ -1,8 +1,8 @@
 """Lets the new interpreters that a rank starts (``spawn``, ``forkserver``) dump their stacks.
 
 A forked child inherits the signal handlers. A new interpreter gets them with the settings that multiprocessing copies
-from each process to its children: one more setting does it where it is unpickled, before the child's target is called.
-Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+from each process to its children: one more setting installs them when it is unpickled, before the target is called.
+It runs in ranks, by the rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Setup:
 
 
 def prepare_children(module: ModuleType, first: int, second: int, fd: int) -> None:
-    """Have children of this process dump their stacks to descriptor ``fd``, each to a file of its own, on two signals.
+    """Make children of this process dump their stacks on two signals, to descriptor ``fd``: each to a file of its own.
 
     ``module`` is multiprocessing.process.
     """

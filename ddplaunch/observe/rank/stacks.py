@@ -142,7 +142,7 @@ def _awaited_task(asyncio: ModuleType, frame: FrameType | None) -> Any:
 
 
 def _await_chain(task: Any) -> list[Any]:
-    """The chain of awaited tasks, innermost first, ending with ``task``; of gathered ones, the only unfinished one."""
+    """The chain of awaited tasks, innermost first, ending with ``task``; of gathered tasks, the only unfinished one."""
     chain: list[Any] = []
     while hasattr(task, "get_coro") and task not in chain:
         chain.insert(0, task)

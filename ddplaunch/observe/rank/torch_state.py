@@ -1,7 +1,7 @@
 """Reads torch.distributed's state in this rank: process groups, the current call, the flight recorder's entries.
 
-Called in the thread of ``inspection_endpoint``; what this version of torch lacks is left out. Part of the worker
-(``core/rank/rank_runner.py``) and bound by its rules.
+Called in the thread of ``inspection_endpoint``; what this version of torch lacks is left out. It runs in ranks, by the
+rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def describe(module: ModuleType, *, details: bool) -> list[bytes]:
-    """Return ``1`` or ``0`` (whether there is a process group), all groups, the current call, each recorder's dump."""
+    """Return whether there is a process group (``1`` or ``0``), the groups, the current call, each recorder's dump."""
     parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
     return [*parts, *traces(details=details)]
 
@@ -57,9 +57,10 @@ def traces(*, details: bool) -> list[bytes]:
 
 
 def write_dump(path: str, max_bytes: int) -> None:
-    """Write the dump of the flight recorder: NCCL's as ``torchfrtrace`` reads it, others as JSON to PATH.json.
+    """Write the flight recorder's dump: NCCL's to ``path``, as ``torchfrtrace`` reads it; others as JSON to PATH.json.
 
-    A dump that is larger than ``max_bytes`` is replaced by its size. It is awaited, so NCCL's is JSON too if it fails.
+    Instead of a dump larger than ``max_bytes``, its size is written. The launcher waits for a file: if NCCL's own
+    format fails, its dump is written as JSON too.
     """
     dumps = traces(details=True)
     data = _dump_nccl() if any(b'"nccl:' in each for each in dumps) else b""
@@ -139,7 +140,7 @@ def _call(module: ModuleType) -> bytes:
 def _given_world(top: FrameType, init: FrameType) -> tuple[int, int]:
     """The rank and world size of a call of ``init_process_group``: given, or from the environment; -1 and 0 if unknown.
 
-    They are read from the innermost frame that has both: that of its rendezvous, before its own has them.
+    They are read from the innermost frame that has both: its rendezvous has them before the call itself.
     """
     frame: FrameType | None = top
     while frame is not None:
@@ -168,7 +169,7 @@ def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
 
     Also "acquire lock -1", for a lock of threads or processes.
 
-    It has no frame of its own, and gloo's flight recorder does not show it. The object must be a Work, or the result of
+    A method in C has no frame; gloo's flight recorder lacks the wait. The object must be a Work, or the result of
     ``isend`` or ``irecv``: other classes have such a method too. The rank is that of a P2POp in the frame or its
     callers; "wait wait -1" if these are unknown. Of a store, "wait store.wait -1 - KEY", the key with escapes.
     """
@@ -226,7 +227,7 @@ def _escape_key(argument: Any) -> str:
 
 
 def _named_rank(module: ModuleType, frame: FrameType) -> int:
-    """The global rank that a call of one of ``_NAMES`` names; -1 for another call."""
+    """The global rank in the arguments of a call of one of ``_NAMES``; -1 for another call."""
     argument = _NAMES.get(frame.f_code.co_name)
     if argument is None:
         return -1

@@ -36,7 +36,7 @@ OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
 SAMPLE_INTERVAL_S = 15.0
-LATER, AFTER = 60.0, 3600.0  # the interval once the job is older than the second
+LATER, AFTER = 60.0, 3600.0  # the interval once the job is older than ``AFTER``; seconds
 FIRST_COLLECTIVE_LIMIT = 500  # collectives; a rank takes 12 ms to report that number
 
 
@@ -188,7 +188,7 @@ class SampleCollector(NodeSide):
     # --------------------------------------------------------------------------------------------- the first collective
 
     def _find_first_collective(self, attempt: int, inspection: Inspection, now: float) -> None:
-        """Emit ``FirstCollective`` once all ranks have entered a collective; if long ago, with the current time."""
+        """Emit ``FirstCollective`` once all ranks have entered one, with the current time if that was long ago."""
         entered = [sum(group.enqueued for group in rank.groups) for rank in inspection.ranks]
         if self._inspect is None or not entered or not all(entered):
             return

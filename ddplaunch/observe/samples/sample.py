@@ -127,7 +127,7 @@ def _merge_programs(first: NodeSample, last: NodeSample, share: float) -> Iterat
 def _merge_rows(
     first: Iterable[_Row], last: Iterable[_Row], share: float, names: int, memory: int
 ) -> Iterator[list[Any]]:
-    """Merge rows with equal first fields; the first ``names`` fields are kept, of field ``memory`` the maximum."""
+    """Merge rows with equal first fields: keep the first ``names`` fields, and the maximum of field ``memory``."""
     before: dict[Any, _Row] = {row[0]: row for row in first}
     after: dict[Any, _Row] = {row[0]: row for row in last}
     for key in sorted(before | after):

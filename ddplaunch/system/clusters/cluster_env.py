@@ -39,9 +39,9 @@ class ClusterEnv(Struct, frozen=True):
     min_nodes: int | None = None  # of an elastic job, else None
     address: str | None = None  # node 0's; None if the system does not supply it
     address_may_be_unknown: bool = False
-    """Whether the address is a name that resolves only after node 0's start, or before to an earlier node 0."""
+    """Whether the address is a name that, until node 0 starts, does not resolve or resolves to an earlier node 0."""
     port: int | None = None
-    """The port that the system supplies, or one derived from the job id; None if neither; the next one is free too."""
+    """The port that the system supplies or that follows from the job id, else None; the port after it is free too."""
     run_id: str | None = None
     nproc: str | None = None  # processes per node, in the form of `--nproc`: "8", "auto"
     rank_assignment: RankAssignment | None = None

@@ -180,7 +180,7 @@ def env_for_node(
 ) -> ClusterEnv:
     """Build the environment of a node; ``job`` determines port and run id, ``gpus`` the processes per node.
 
-    ``address_may_be_unknown``: the address is a name that comes with node 0's own start.
+    ``address_may_be_unknown``: the address is a name that may resolve only once node 0 has started.
     """
     port, nproc = port_for_job(job) if job else None, str(gpus) if gpus else None
     run_id = job or None
@@ -206,7 +206,7 @@ def env_from_node_variables(
         port: None if there is no such variable; then it is derived from ``run_id``.
         count: the number of nodes, if ``nnodes`` is not a plain number.
         nproc: the variable with the processes per node, or one of ``NPROC_KEYWORDS``; 0 means unset.
-        address_may_be_unknown: whether the address is a name that comes with node 0's own start.
+        address_may_be_unknown: whether the address is a name that may resolve only once node 0 has started.
 
     Raises UsageError if a variable is missing, is not a number, or contradicts another.
     """

@@ -31,7 +31,7 @@ class EnvVariables(dict[str, str]):
         return self.number(name) if self.is_set(name) else None
 
     def consistent_number(self, *names: str) -> int:
-        """Return the number that these variables have. Raises UsageError if none is set, or set ones differ."""
+        """Return the number that these variables have in common. Raises UsageError if none is set, or they differ."""
         present = [name for name in names if self.is_set(name)]
         if not present:
             what = f"none of {', '.join(names)} is set, but other variables of the same system are"

@@ -57,7 +57,7 @@ class Host(Struct, frozen=True):
 def read_host_options(
     hosts: str | None, hostfile: str | None, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
-    """Read --hosts or --hostfile, and apply --include or --exclude. Raises UsageError, as the others."""
+    """Read --hosts or --hostfile, and apply --include or --exclude. Raises UsageError if a value is invalid."""
     if hosts is not None and hostfile is not None:
         both = f"--hosts {sanitize_line(hosts, 100)} and --hostfile {sanitize_line(hostfile, 100)}"
         raise _error(f"{both} contradict each other", "leave one of them out")
@@ -131,7 +131,7 @@ def _parse_slots_words(words: list[str], host: str, source: str) -> int | None:
 
 
 def _sum_slots(lines: list[_HostfileEntry]) -> Iterator[tuple[str, Host]]:
-    """Yield one host for all lines that add slots to it; a line with a name alone adds 1 if a name is repeated."""
+    """Merge the lines that add slots to the same host; a line with only a name adds 1 slot if any name is repeated."""
     times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds_slots)
     counts = any(number > 1 for (_, alone), number in times.items() if alone)
     slots = Counter[str]()
@@ -226,8 +226,8 @@ def filter_hosts(hosts: tuple[Host, ...], include: str | None, exclude: str | No
     """Keep the hosts that ``--include`` names, or those that ``--exclude`` does not name, in their order.
 
     The grammar is DeepSpeed's (parse_resource_filter of its launcher/runner.py): ``NODE[:SLOT,…]@NODE…``, where a node
-    without slots means all of it. Raises UsageError if both are given, one does not parse or names an unknown host or
-    slot, or no host is left.
+    without slots means all its slots. Raises UsageError if both are given, one does not parse or names an unknown host
+    or slot, or no host is left.
     """
     if include is not None and exclude is not None:
         raise _error(f"--include {include} does not work with --exclude {exclude}", "leave one of them out")

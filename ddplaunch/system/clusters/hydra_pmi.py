@@ -2,7 +2,7 @@
 
 The protocol is PMI 1 (RFC 13 of flux-framework). A program that uses MPI sends "init" on the same socket later and must
 find it unused, so no "init" is sent here, and "finalize" only at the end of the launcher: Hydra treats a process that
-has sent commands and ends without it as crashed, and kills all.
+has sent commands and ends without "finalize" as crashed, and kills all processes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _send_command(words: str, field_name: str = "value", timeout_s: float = EXCH
 
 
 def parse_mapping(mapping: str, size: int) -> tuple[int, ...]:
-    """Parse the host index of each rank from "(vector,(0,2,8),(2,1,4))": first host, hosts, ranks on each; and so on.
+    """Parse the host index of each rank from "(vector,(0,2,8),(2,1,4))": first host, host count, ranks on each.
 
     MPICH 5 writes "3" for (3,1,1), and "[…]x2" for two repetitions. Returns () for other text.
     """

@@ -1,6 +1,6 @@
 """Queries PMIx for the host of each rank, which Open MPI 5 sets in no variable.
 
-A child process does it, because the library starts threads, which a launcher must not have. The library is that of
+A child process queries it, because the library starts threads, which a launcher must not have. The library is that of
 mpirun's daemon. Names and types are those of the PMIx standard, version 4: PMIx_Init, PMIx_Get, PMIX_HOSTNAME.
 """
 

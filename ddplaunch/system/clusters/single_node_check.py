@@ -28,7 +28,7 @@ def check_single_node(
     """Check a job with ``ranks`` ranks on this machine only; return a note for the user, or None.
 
     Args:
-        cluster_env: of a system that leaves this open: of a batch script, or of one of many numbered tasks.
+        cluster_env: one that leaves this open: of a batch script, or of one of many numbered tasks; else None.
         is_here: whether an address is this machine's, None if it cannot be resolved; called last.
 
     Raises UsageError if the variables suggest several nodes.

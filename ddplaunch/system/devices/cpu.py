@@ -88,7 +88,7 @@ def _read_quota(sysfs: Folder, proc: Folder) -> float | None:
     """Return the CPU quota of this process's control group, in CPUs; None if there is no limit.
 
     ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
-    in scheduler/sched-bwc.rst). The smallest quota counts, of this group or a parent; a container sees no outer ones.
+    in scheduler/sched-bwc.rst). The smallest quota counts, of this group or a parent; a container sees only its own.
     """
     shares = map(_read_group_quota, list_cgroup_dirs("cpu", sysfs=sysfs, proc=proc))
     return min((share for share in shares if share is not None), default=None)

@@ -41,7 +41,7 @@ class GpuHealth(Struct, frozen=True):
 
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
-    """Read the health of these GPUs; those of other vendors have only the fields that ``gpus`` has."""
+    """Read the health of these GPUs; for other vendors, only the fields that ``gpus`` has are filled in."""
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
 

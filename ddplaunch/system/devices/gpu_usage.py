@@ -39,7 +39,7 @@ class GpuUsage(NamedTuple):
 
 
 def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
-    """Return the GPUs that ``pids`` use; all GPUs if none is known to be used by these, as in a container."""
+    """Return the GPUs that ``pids`` use; all GPUs if none is known to be used by ``pids``, as in a container."""
     return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
 

@@ -53,9 +53,9 @@ def read_intel(trees: KernelTrees) -> ReadResult:
 def _read_tiles(card: str, pci: str) -> list[int | None]:
     """Return the memory of each tile in bytes, None if the driver does not report it; no tile for integrated graphics.
 
-    xe gives it tile by tile, on discrete GPUs only (``drivers/gpu/drm/xe/xe_tile_sysfs.c`` of Linux). Intel's
-    out-of-tree i915 gives the card's in one file, Linux's own i915 none; there, integrated graphics show by sitting on
-    bus 0 itself ("0000:00:02.0") where a card is always behind a bridge.
+    xe reports it tile by tile, on discrete GPUs only (``drivers/gpu/drm/xe/xe_tile_sysfs.c`` of Linux). Intel's
+    out-of-tree i915 reports that of the whole card, Linux's own i915 reports none: there, a device on bus 0 itself
+    ("0000:00:02.0") is integrated graphics, as a card is always behind a bridge.
     """
     driver = os.path.basename(os.path.realpath(f"{card}/device/driver"))
     if driver == "xe":

@@ -35,7 +35,7 @@ NAMED_GPU_PATTERN = r"(?i)(GPU-|MIG-|\d)"
 def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool) -> tuple[MachineInfo, tuple[str, ...]]:
     """Read this machine's hardware and select what the job may use; also returns notes for the user.
 
-    ``runs_here``: whether the job runs on this machine; otherwise it is an example of the machines that it will run on.
+    ``runs_here``: whether the job runs on this machine; otherwise this machine stands for those that it will run on.
 
     Raises UsageError if a GPU of ``--gpus`` does not exist, or GPUs were allocated or requested and none works.
     """
@@ -85,7 +85,7 @@ def check_expected_gpus(hardware: Hardware, visible: VisibleGpus, environ: Mappi
 
 
 def gpu_evidence(hardware: Hardware, visible: VisibleGpus, environ: Mapping[str, str], spec: PlanSpec) -> str | None:
-    """Return the evidence that this machine should have GPUs though none works; None if one works, or without any."""
+    """Return the evidence that this machine should have GPUs; None if a GPU works, or there is no evidence."""
     if visible.gpus:
         return None
     if hardware.notes and uses_nccl(spec.backend):  # without notes there is no driver either, which the planner reports

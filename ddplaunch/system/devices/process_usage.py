@@ -20,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_process(pid: int, memory: int | None) -> GpuProcess:
-    """Return the process with its name and user, None if it is gone or hidden (by a container, ``hidepid``)."""
+    """Return the process; its name and user are None if it is gone or hidden (by a container, ``hidepid``)."""
     psutil: Any = importlib.import_module("psutil")
     name = user = None
     with suppress(psutil.Error):
@@ -45,7 +45,7 @@ class ProcessUsage(Struct, frozen=True):
 def read_tree_usage(pid: int) -> ProcessUsage | None:
     """Return the resource usage of a process and its living descendants; None if the process has ended.
 
-    Only the children of main threads are followed, which costs 50 µs a process: others start none in practice.
+    Only the children of main threads are followed, which costs 50 µs a process: other threads start none in practice.
     """
     total = _read_usage(pid)
     if total is None:

@@ -1,4 +1,4 @@
-"""Network addresses, interfaces and name look-ups of this machine, without reverse look-ups except one check."""
+"""Network addresses, interfaces and name look-ups of this machine; reverse look-ups only in ``ReverseLookupCheck``."""
 
 from __future__ import annotations
 

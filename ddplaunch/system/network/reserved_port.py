@@ -20,7 +20,7 @@ class ReservedPort:
     """A port reserved for the lifetime of the job.
 
     A socket listens there from the start, so that no other program can bind it; connections wait in its queue. It is
-    closed so that rank 0 can listen instead. A second socket does not listen, and stays: ``bind_reusable``.
+    closed so that rank 0 can listen instead. A second socket stays open, and does not listen: ``bind_reusable``.
     """
 
     def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
@@ -183,7 +183,7 @@ def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
 
 
 def describe_listener(number: int) -> str:
-    """Describe the process that listens on the port, if the kernel shows it (not if another user's)."""
+    """Describe the process that listens on the port, if the kernel shows it; it hides those of other users."""
     with suppress(Exception):
         import psutil
 

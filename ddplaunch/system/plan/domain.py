@@ -10,7 +10,7 @@ from ddplaunch.system.plan.rendezvous import SourcedValue
 def find_domain(given: str | None, fabrics: Collection[str | None], environ: Mapping[str, str]) -> SourcedValue | None:
     """Return the domain of this machine: ``--domain``, else its NVLink domain, else Slurm's switch; None without any.
 
-    ``fabrics``: the NVLink domain of each GPU that the job may use. GPUs of several domains are in none together.
+    ``fabrics``: the NVLink domain of each GPU that the job may use. With GPUs of different domains there is none.
     """
     if given:
         return SourcedValue(given, "--domain")

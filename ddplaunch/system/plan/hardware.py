@@ -63,7 +63,7 @@ class Gpu(Struct, frozen=True):
 
 
 class LostGpu(Struct, frozen=True):
-    """A GPU that its driver lists but cannot access: off its bus, or in need of a reset; ``why`` is its text."""
+    """A GPU that its driver lists but cannot access: off its bus, or in need of a reset; ``why`` is its error."""
 
     index: Count
     why: TextLine
@@ -82,9 +82,9 @@ class NumaNode(Struct, frozen=True):
 
 
 class Cpu(Struct, frozen=True):
-    """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share).
+    """The processors; ``allowed`` are those in this process's affinity mask, which containers and Slurm also set.
 
-    ``quota`` is how many CPUs' time it may use of them together with others of its container; None means unlimited.
+    ``quota`` is how many CPUs' time all processes of its container may use together; None means unlimited.
     """
 
     name: str | None

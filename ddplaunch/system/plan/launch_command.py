@@ -1,4 +1,4 @@
-"""Starts Python on another machine: the command, the variables that it gets, and why it did not start."""
+"""Starts Python on another machine: the command, the variables that it gets, and why Python did not start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
-"""Put the current folder at the end of the path, even if PYTHONPATH names it; without quotes, to be readable.
+"""Put the current folder at the end of ``sys.path``, even if PYTHONPATH names it; without quotes, to be readable.
 
 ``python -m`` searches that folder first: a ``ddplaunch.py`` there would run instead of ours, and a job that trains
 nothing would end with 0. ``-P`` is new in Python 3.11, PYTHONSAFEPATH would reach the ranks, and neither helps where
@@ -34,7 +34,7 @@ def forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_command(python: str, statement: str) -> list[str]:
-    """Return the words with which a Python (3.10 or newer) runs a statement in any folder, without its arguments."""
+    """Return the words with which a Python (3.10 or newer) runs a statement in any folder; its arguments follow."""
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
 
 

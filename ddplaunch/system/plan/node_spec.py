@@ -17,7 +17,7 @@ SOURCE_JOINED = "joined"  # the source of a count that comes from the node itsel
 
 
 class NodeSpec(Struct, frozen=True):
-    """What a node brings to the job: its node rank as given on it, its host name, and the device of each local rank.
+    """What a node brings to the job: the node rank given on it, its host name, and the device of each local rank.
 
     ``threads`` is OMP_NUM_THREADS of its ranks. ``kind`` is its name in messages: a task if another launcher has
     started one process per rank, several of which may share a machine.
@@ -100,7 +100,7 @@ def _node(spec: NodeSpec, node_rank: int) -> Node:
 
 
 def _complete_external_rank(started: Mapping[str, str | None], assignment: NodeAssignment) -> Mapping[str, str | None]:
-    """Fill in node variables that another launcher does not supply from the host of the rank, if the counts agree."""
+    """Fill in node variables that another launcher does not set; they follow from the rank's host if counts agree."""
     if started.get("GROUP_RANK", "") is not None:
         return started
     counted = {"LOCAL_WORLD_SIZE": str(assignment.nodes_on_host), "GROUP_WORLD_SIZE": str(assignment.host_count)}

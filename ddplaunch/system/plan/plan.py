@@ -30,7 +30,7 @@ class Fact(Struct, frozen=True):
 class Plan(Struct, frozen=True, dict=True):
     """One job as it will run.
 
-    ``started_rank`` are variables of a rank that another launcher has started, where they differ; None if not set.
+    ``started_rank`` has the variables that differ for a rank that another launcher has started; None: not set.
     ``device_masks`` are, for local rank 0, 1, … of this machine, the variables with which it sees its own device alone.
     """
 
@@ -41,7 +41,7 @@ class Plan(Struct, frozen=True, dict=True):
     master_port: int  # the port of the store; 0: chosen when the job starts
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
-    variables: Mapping[str, str]  # of all ranks, in addition to those per rank (`environment` has all)
+    variables: Mapping[str, str]  # of all ranks, in addition to those per rank (`rank_environment` has all)
     max_restarts: int
     backend: str | None
     init_method: str | None
@@ -109,7 +109,7 @@ class Plan(Struct, frozen=True, dict=True):
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the job's store is on this machine, with rank 0, and not torchrun's."""
+        """Whether this machine holds the job's store: rank 0 is here, and torchrun does not hold the store."""
         return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     @property
@@ -121,8 +121,8 @@ class Plan(Struct, frozen=True, dict=True):
     def with_store(self, *, torch: bool) -> Plan:
         """Return the plan with ``agent_store`` set; ``torch`` is whether the zygote has imported torch.
 
-        A fork of the zygote holds the store. With one rank no other needs it, and that rank opens its own; but not
-        in an elastic job, where a store of the attempt before may still have the port.
+        A fork of the zygote holds the store. A single rank opens its own store, except in an
+        elastic job, where a store of the attempt before may still have the port.
         """
         return replace(self, agent_store=torch and (self.world_size > 1 or self.min_nodes is not None))
 
@@ -134,7 +134,7 @@ class Plan(Struct, frozen=True, dict=True):
     def rank_environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the environment variables of one rank in an attempt; the first attempt is 0.
 
-        They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
+        They are those of torch's env:// contract, our DDPLAUNCH_* and all others of torchrun. Frameworks find out
         where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning
         and accelerate for LOCAL_RANK and GROUP_RANK.
         """

@@ -21,7 +21,7 @@ from ddplaunch.system.target.target import Target, TargetKind
 class PlanSpec(Struct, frozen=True):
     """The input of the planner from the options; None if not given. ``--nnodes 2:4`` is ``min_nodes`` 2, ``nnodes`` 4.
 
-    A field with the name of an option has its value, but for the nodes.
+    A field with the name of an option has the value of the option, except fields about nodes.
 
     ``started_rank`` is set if this process is one of the ranks that another launcher started; each is a node here.
     ``sources`` names the cluster system that supplied a field; all others come from the command line.
@@ -205,7 +205,7 @@ def _facts(
 
 
 def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts_source: str) -> tuple[str, ...]:
-    """Return the options that this node needs to start its ranks in a job of several."""
+    """Return the options that this node needs to start its ranks in a job of several nodes."""
     missing = [flag for flag, sourced in sources.items() if sourced.source in (SOURCE_ASSUMED, SOURCE_MISSING)]
     if "nproc" not in spec.sources and counts_source not in ("--nproc", "--gpus"):
         missing.append("--nproc as a number")
@@ -284,7 +284,7 @@ def _mig_notes(backend: str | None, slots: Sequence[DeviceSlot], environ: Mappin
 def _threads(
     ranks: int, spec: PlanSpec, machine: MachineInfo, bound: tuple[Cpus, ...], environ: Mapping[str, str]
 ) -> SourcedValue:
-    """Return OMP_NUM_THREADS of a node with ``ranks``; unbound ranks of another launcher share its CPUs."""
+    """Return OMP_NUM_THREADS of a node with ``ranks``; unbound ranks of another launcher share the node's CPUs."""
     started = spec.started_rank
     count = ranks * (started.local_world_size or 1) if started and not machine.is_cpu_bound else ranks
     if environ.get("OMP_NUM_THREADS"):

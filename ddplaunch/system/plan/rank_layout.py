@@ -103,7 +103,7 @@ class ExternalRank(Struct, frozen=True):
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
     """Parse ``--nproc``; return the count of every node and its source, in the words of the plan.
 
-    ``auto`` is the number of visible GPUs, or 1 without GPUs; ``gpu`` and ``cpu`` count those. Other nodes are
+    ``auto`` is the number of visible GPUs, or 1 without GPUs; ``gpu`` counts GPUs, ``cpu`` cores. Other nodes are
     assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
@@ -181,7 +181,7 @@ def _intersection(some: Collection[int], others: Collection[int]) -> Cpus:
 
 
 def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[Cpus] = ()) -> int:
-    """Return the default of OMP_NUM_THREADS: the CPUs of a rank over the ranks that share them, at least 1."""
+    """Return the default of OMP_NUM_THREADS: a rank's CPUs divided by the ranks that share them, at least 1."""
     if not bound:
         return max(1, allowed // local_world_size)
     return max(1, min(len(cpus) // list(bound).count(cpus) for cpus in bound))

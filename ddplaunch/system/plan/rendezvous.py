@@ -112,7 +112,7 @@ def check_init_method(method: str | None) -> None:
 
 
 def check_store_file(method: str | None, run_id: str) -> None:
-    """Create a file next to that of ``--init-method``; root passes checks of permissions. Raises UsageError."""
+    """Test writing next to the file of ``--init-method``, as root passes permission checks. Raises UsageError."""
     if method is None or not method.startswith("file://"):
         return
     probe = os.path.join(os.path.dirname(method.removeprefix("file://")), f".{run_id}.{os.getpid()}")

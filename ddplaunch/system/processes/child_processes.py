@@ -40,7 +40,7 @@ class ChildProcess:
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the child to end, and kill it after ``timeout_s``. Return the wait status, None if unknown.
 
-        One that cannot be killed, in uninterruptible sleep, is waited for KILL_TIMEOUT_S more.
+        For a child in uninterruptible sleep, which SIGKILL does not end, it waits KILL_TIMEOUT_S more.
         """
         if self.pid in _unreaped:
             try:

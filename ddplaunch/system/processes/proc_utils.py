@@ -63,7 +63,7 @@ def check_prctl() -> None:
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Set this process's parent-death signal (PR_SET_PDEATHSIG); 0 clears it. Only on Linux.
 
-    The kernel sends it when the thread that forked this process ends. It survives exec and is not inherited by children
+    The kernel sends it when the thread that forked this process ends. The setting survives exec, children do not get it
     (prctl(2)). A parent that is already dead is not noticed: compare ``os.getppid()`` afterwards. Has no effect where
     the call is forbidden: no rank starts there (``check_prctl``).
     """
@@ -111,7 +111,7 @@ def read_stat(pid: int | str) -> list[bytes]:
 
 
 def list_children(pid: int | None = None) -> list[int]:
-    """Return the pids of the children of this process, or another's main thread; empty if the system has no list."""
+    """Return the pids of the children of a process's main thread, by default ours; empty if the system has no list."""
     pid = os.getpid() if pid is None else pid
     return [int(child) for child in read_proc_file(pid, f"task/{pid}/children").split()]
 
@@ -339,8 +339,8 @@ def kill_descendants(
     """Send SIGKILL to all descendants of ``root``, the caller, until none is left, even if they fork meanwhile.
 
     Waits at most KILL_TIMEOUT_S. Returns descriptions of the processes that remain, and the reaped children. Children
-    for which ``is_excluded`` is true are left alone, with their descendants. Nobody else removes shared memory, so
-    those that do are killed only if they have not ended by themselves when the others are gone.
+    for which ``is_excluded`` is true are left alone, with their descendants. Processes that
+    remove shared memory are killed only after CLEANER_TIMEOUT_S, because nobody else removes it.
     """
     deadline, cleaners_until = (time.monotonic() + timeout_s for timeout_s in (KILL_TIMEOUT_S, CLEANER_TIMEOUT_S))
     ended: list[tuple[int, int, Usage]] = []

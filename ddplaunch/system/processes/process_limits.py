@@ -109,7 +109,7 @@ def check_proc() -> None:
 
 
 def describe_spawn_error(number: int | None) -> str:
-    """Describe why no process could be started or given descriptors; ``number`` is an errno."""
+    """Describe why a process could not be started, or could not be sent descriptors; ``number`` is an errno."""
     soft = read_rlimit(resource.RLIMIT_NOFILE)[0]
     if number == errno.EMFILE:
         return f"too many open files: the limit is {soft} (ulimit -n)"

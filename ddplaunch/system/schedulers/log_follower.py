@@ -112,7 +112,7 @@ class LogFollower:
     ) -> None:
         """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes.
 
-        Skip all but the last ``lines`` lines of a job without such files, if that is not 0.
+        ``lines``: of a job without such files, skip all but this number of last lines; 0: skip none.
         """
         self.job, self.scheduler = job, scheduler
         self.last_seen: BatchJobState | None = None

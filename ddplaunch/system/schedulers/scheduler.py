@@ -38,7 +38,7 @@ class JobId(Struct, frozen=True):
 
 
 class BatchJobState(Struct, frozen=True):
-    """The state of a job by its scheduler."""
+    """The state of a job as its scheduler reports it."""
 
     description: str  # completes the sentence "job 7 …"
     code: int | None = None  # the exit code that ddplaunch returns for it; None until it is known
@@ -141,7 +141,7 @@ class Scheduler:
         return None
 
     def open_log(self, job: JobId, lines: int) -> LogSource | None:
-        """Return the source of a job's output, None if it is a file; ``lines``: the number of last lines, 0 for all."""
+        """Open a job's output from its last ``lines`` lines on (0: all); None if the scheduler writes it to a file."""
         return None
 
     def cancel(self, job: JobId) -> None:
@@ -172,7 +172,7 @@ class Scheduler:
     def interactive_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return arguments and variables like ``step_command``, for a command with this stdin, on ``state.host``.
+        """Return arguments and variables like ``step_command``, for a command that reads our stdin, on ``state.host``.
 
         Raises UsageError if the scheduler cannot do that.
         """

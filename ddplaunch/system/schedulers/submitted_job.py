@@ -60,7 +60,7 @@ class SubmittedJob(Struct, frozen=True):
         return None if self.code is None else JobEnd(self.ended or "", self.code)
 
     def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
-        """Return the paths of the job's log and stderr file; None for a path that is unknown here, or no such file."""
+        """Return the paths of the job's log and stderr file; None if a path is unknown here or there is none."""
         return self._file(self.log, index), self._file(self.errors, index)
 
     @staticmethod

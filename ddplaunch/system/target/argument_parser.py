@@ -67,7 +67,7 @@ def function_help(signature: Signature) -> str:
 
 
 def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, object]:
-    """Convert the arguments to values by parameter; omitted parameters are missing, for the function's own defaults.
+    """Convert the arguments to values by parameter, without omitted ones: for these the function has defaults.
 
     With ``live``, the signature is that of the function object, and a type that is still unknown is an error.
     """

@@ -2,7 +2,7 @@
 
 Its options are the calls of ``add_argument`` in the function's module. They are read from the source, as the code that
 makes the parser is in a block that is not run here. The launcher checks words against literal values only, and not at
-all where a name of an option, an action or a number of values is none; a rank evaluates them with the module's names.
+all where an option's name, action or number of values is no literal; a rank evaluates them with the module's names.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _is_literal(call: ast.Call) -> bool:
 
 
 def _spellings(call: ast.Call, names: Mapping[str, Any] | None) -> list[str]:
-    """Return the names of an option; those that only the function knows that makes the parser are left out."""
+    """Return the names of an option, without names that only the function that makes the parser knows."""
     spellings = list[str]()
     for node in call.args:
         with suppress(Exception):

@@ -57,7 +57,8 @@ Container = Callable[[list[Any]], Any]
 class Value:
     """The values that a parameter accepts on the command line.
 
-    A "union" is the first of ``sides`` that fits; "any" cannot be known (from source), or be typed there (in a rank).
+    A "union" is the first of ``sides`` that fits. "any" is a type that the source does not show, or, in a rank, a type
+    that cannot be typed on a command line.
     """
 
     kind: ValueKind
@@ -109,8 +110,8 @@ class Signature:
     def reads_argv(self) -> bool:
         """Whether the function is called without arguments and reads ``sys.argv``: it has no parameters.
 
-        One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators. Nor does
-        what a decorator calls with arguments of its own making.
+        A function of only ``*args, **kwargs`` counts as one without: click's commands and careless decorators look so.
+        So does a function to which a decorator passes arguments that it reads itself.
         """
         return [parameter.stars for parameter in self.parameters] in ([], ["*", "**"])
 
@@ -229,7 +230,7 @@ def _value_from_annotation(node: ast.expr, module: ast.Module | None) -> Value:
 
 
 def _union(sides: list[Value]) -> Value:
-    """Return the value of a union, whose types are tried from the narrowest on; without flags and lists."""
+    """Return the value of a union, whose types are tried from the narrowest on; "any" for one with flags or lists."""
     if len(sides) == 1:
         return sides[0]
     flat = [each for side in sides for each in (side.sides or (side,))]

@@ -72,7 +72,7 @@ def _suggest_no_python(path: str, name: str) -> str | None:
 
 
 def find_module(name: str, first: str) -> ModuleSpec | None:
-    """Find a dotted module like ``import`` with ``first`` before ``sys.path``; None if there is none.
+    """Find a dotted module like ``import``, in the folder ``first`` before ``sys.path``; None if there is none.
 
     Only finders are asked: neither the module nor its parent packages run. What ``sys.modules`` holds is the
     launcher's own and is not looked at.

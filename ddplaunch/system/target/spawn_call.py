@@ -1,4 +1,4 @@
-"""Finds a call of ``mp.spawn`` in a script: ranks that each spawn processes of their own are rarely meant."""
+"""Finds a call of ``mp.spawn`` in a script: users rarely want that each rank spawns processes of its own."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _similar_file(typed: str, cwd: str) -> str | None:
 
 
 def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
-    """Return the path of a module's source, with ``main`` of a package's ``__main__``; None if it has no source."""
+    """Return the path of a module's source; ``main``: of a package, its ``__main__``'s. None if it has no source."""
     if name.endswith(".py") and os.path.isfile(os.path.join(cwd, name)):
         raise UsageError(f"-m takes a module, and {name} is a file", f"leave -m out: ddplaunch run {name}")
     if not re.fullmatch(_DOTTED, name):

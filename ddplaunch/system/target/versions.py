@@ -45,7 +45,7 @@ def cpu_only_torch() -> str | None:
 
 
 def _read_torch_version() -> tuple[str, list[str]] | None:
-    """Return the text of torch/version.py, and the names in the folder of the torch package."""
+    """Return the text of torch/version.py, and the names in the folder that contains the torch package."""
     found = PathFinder.find_spec("torch")
     if found is None or not found.origin:
         return None

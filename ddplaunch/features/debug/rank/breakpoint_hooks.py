@@ -40,7 +40,7 @@ class Side:
     """The debugger's part in a rank: installs breakpoint hooks, or lets an editor attach to the rank."""
 
     def __init__(self, rank: RankRunner, debugpy: bool, socket: str, post_mortem: bool, long_timeouts: bool) -> None:
-        """``debugpy``: an editor may attach. ``socket``: of the debug server; "" for none.
+        """``debugpy``: an editor may attach. ``socket``: the path of the debug server's socket; "" for none.
 
         ``post_mortem``: stop at the exception that ends the program. ``long_timeouts``: give process groups without a
         timeout one of a day.
@@ -211,7 +211,7 @@ class BreakpointHooks:
 
 
 def _wants_terminal(pdb: Any) -> bool:
-    """Whether a debugger reads this process's stdin. IPython's has a terminal already: ``DebuggerTerminal``."""
+    """Whether a debugger reads this process's stdin. IPython's does not count: ``DebuggerTerminal`` serves it."""
     return pdb.stdin is sys.stdin and not any(each.__module__.startswith("IPython.") for each in type(pdb).__mro__)
 
 

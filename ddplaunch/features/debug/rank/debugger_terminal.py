@@ -25,7 +25,7 @@ class TerminalDetached(BaseException):
 
 
 class DebuggerTerminal:
-    """The debugger terminal of one rank."""
+    """The terminal of one rank that its debugger uses while the rank is stopped."""
 
     def __init__(self, debugger: Debugger) -> None:
         self._debugger, self._connection = debugger, debugger.connection
@@ -33,7 +33,7 @@ class DebuggerTerminal:
         self._term: str | None = None
 
     def stop(self, name: str, function: Callable[..., Any], frame: FrameType, *args: Any, **named: Any) -> None:
-        """Call a debugger's stop function, such as ``set_trace``, for ``frame``; ``name``: of the debugger."""
+        """Call a debugger's stop function, such as ``set_trace``, for ``frame``; ``name``: the debugger's."""
         debugger = self._debugger
         if debugger.holder == _thread.get_ident():
             return _call_in_frame(name, function, frame, args, named) if self._streams else None
@@ -145,7 +145,7 @@ def _call_in_frame(name: str, function: Callable[..., Any], frame: FrameType, ar
 
 
 def _flush_streams() -> bool:
-    """Flush stdout and stderr; return whether both could be."""
+    """Flush stdout and stderr; return whether both were flushed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:

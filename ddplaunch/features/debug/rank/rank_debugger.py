@@ -35,7 +35,7 @@ _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(o
 
 
 class Debugger:
-    """The debugger of this process; one thread at a time is in it."""
+    """The debugger of this process; one thread at a time can be stopped in it."""
 
     def __init__(self, path: str, rank: int) -> None:
         self.connection = DebugConnection(path, rank)
@@ -77,7 +77,7 @@ class Debugger:
     def stop_location(
         self, frame: FrameType | None, trace: TracebackType | None = None, failed: BaseException | None = None
     ) -> dict[str, object]:
-        """Describe where the rank stops: the innermost frame, or of an exception the innermost of the user's code."""
+        """Describe where the rank stops: at the innermost frame; after an exception, at that of the user's code."""
         line = frame.f_lineno if frame is not None else 0
         while trace is not None:
             path = trace.tb_frame.f_code.co_filename
@@ -114,7 +114,7 @@ class DebugConnection:
         self.completer: RankPdb | None = None
 
     def connect(self, error: BaseException | None = None) -> bool:
-        """Connect if not connected; return whether the rank may stop, which a detached one does for errors only."""
+        """Connect if not connected; return whether the rank may stop: a detached one may for errors only."""
         if self._socket is None and not self._connect():
             return False
         while self._has_pending():
@@ -255,7 +255,7 @@ class RankPdb(pdb.Pdb):
         self.failed: BaseException | None = None  # the exception that has ended the program, in a post-mortem
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
-        """Stop at ``frame``; one thread of the rank at a time, and no process that the rank has forked."""
+        """Stop at ``frame``, one thread of the rank at a time; a process that the rank has forked does not stop."""
         connection = self._debugger.connection
         if os.getpid() != self._debugger.pid:
             return self.set_continue()

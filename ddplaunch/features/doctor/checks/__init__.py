@@ -50,7 +50,7 @@ class HealthCheck(Struct, frozen=True):
     read: Callable[[CheckContext], FactReader]
     """Starts to read the facts of this machine; calls that may be slow or hang run in a HelperProbe."""
     findings: Callable[[str, NodeFacts], Findings]
-    """The findings on the machine of this name, independent of the others."""
+    """The findings on the machine of this name, independent of other machines."""
     text_rows: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
     """Rows of the report, by label."""
     size_rows: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Check of the folders that a job writes to, /dev/shm included: writable, free space."""
+"""Check of the folders that a job writes to, /dev/shm included: whether they are writable, and their free space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of memory, CPUs, load, resource limits and InfiniBand, by the kernel."""
+"""Check of memory, CPUs, load, resource limits and InfiniBand, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _try_loopback() -> str | None:
 
 
 def _clock_synchronised() -> bool | None:
-    """Whether the clock is synchronised with a time server, by the kernel (adjtimex(2))."""
+    """Whether the kernel says that the clock is synchronised with a time server (adjtimex(2)); None if unknown."""
     try:
         timex = (ctypes.c_char * 512)()  # struct timex; its first field, what to change, is 0: nothing
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))

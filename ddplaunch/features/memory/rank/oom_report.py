@@ -1,6 +1,6 @@
 """CUDA out-of-memory reports (``--oom-report``): the largest allocations by source line, and a memory snapshot.
 
-torch records the stack of each allocation for it. It does not initialise torch.cuda: the setup is queued in torch's own
+torch records the stack of each allocation for this. torch.cuda is not initialised: the setup is queued in torch's own
 ``_lazy_call`` queue. Bound by the rules of ``core/rank/rank_runner.py``.
 """
 
@@ -73,7 +73,7 @@ class Side:
             pass
 
     def _current_line(self) -> str:
-        """The innermost line of the user's code at the allocation."""
+        """Return the innermost line of the user's code at the allocation: "; at train.py:31"."""
         main = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
         for frame in (sys._getframe(), main):  # in backward an autograd thread allocates, and the main thread waits
             while frame is not None:
@@ -83,7 +83,7 @@ class Side:
         return ""
 
     def _largest_blocks(self, blocks: list[tuple[int, Any]]) -> str:
-        """The lines of the user's code with the largest total of blocks, with size and count."""
+        """Describe the lines of the user's code that allocated most: total size and number of blocks of each."""
         totals: dict[str, tuple[int, int]] = {}
         for size, frames in blocks:
             place = "backward or library code"  # autograd's threads have no frame of the user's code

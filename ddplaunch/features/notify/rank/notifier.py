@@ -84,7 +84,7 @@ class Notifier:
                     watched.remove(read)
             if time.monotonic() >= limits[0]:
                 if late:
-                    ended = pid, signal.SIGKILL  # sent to all below
+                    ended = pid, signal.SIGKILL  # all descendants are killed below
                     break
                 late = True
                 limits.pop(0)

@@ -31,7 +31,7 @@ PREFIX_READERS = {
     "fsspec.config": "FSSPEC_",
     "networkx": "NETWORKX_",
 }
-"""The modules that go through all variables at import, and the prefix of those that they use."""
+"""The modules that go through all variables at import, and the prefix of the variables that they use."""
 
 GENERATORS = frozenset(
     {
@@ -48,7 +48,7 @@ GENERATORS = frozenset(
 
 
 def apply_fixups(modules: Modules) -> None:
-    """Repair the preloaded ``modules`` for this process; a module of another, unknown layout is left alone."""
+    """Repair the preloaded ``modules`` for this process; a module with an unknown layout is left alone."""
     repairs = (
         _fix_rank_variables,
         _reseed_generators,
@@ -109,7 +109,7 @@ def _renew_authentication_keys(modules: Modules) -> None:
 
 
 def _reset_cpu_times(modules: Modules) -> None:
-    """Restart psutil's CPU statistics, which count from its import."""
+    """Restart psutil's CPU statistics, which begin when it is imported."""
     module = modules.get("psutil")
     if module is None:
         return

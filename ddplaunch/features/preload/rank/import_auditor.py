@@ -1,7 +1,7 @@
-"""The import auditor: checks that preloading a package changes nothing that a rank could not check.
+"""The import auditor: checks that preloading a package has no effect that a rank could not check.
 
 The table of known packages lists audited versions. A newer or patched one may do more. So after each audited import
-the zygote compares its own state, and at the end it looks for random generators, which all ranks would share.
+the zygote compares its state with that before; at the end it looks for random generators: all ranks would share them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNALS = [number for number in signal.valid_signals() if number not in (signal
 _STREAMS = (1, 2)
 _VARIABLES, _FOLDER, _UMASK, _HANDLERS = "the variable ", "the working folder", "the umask", "the handlers of signals"
 _HARMLESS_VARIABLES = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OPENBLAS_MAIN_FREE"})
-"""How native threads start: known packages set these, and torch does not mind."""
+"""Variables on how native threads start: known packages set them, without an effect on torch."""
 _MAX_OBJECTS = 50_000  # checked at a time
 
 
@@ -45,7 +45,7 @@ class ImportAuditor:
         repairs: ModuleType,
         children: Callable[[], list[int]],
     ) -> None:
-        """``initial_modules``: those of a fresh interpreter. ``repairs``: the loaded fork_fixups.py."""
+        """``initial_modules``: the modules of a fresh interpreter. ``repairs``: the loaded fork_fixups.py."""
         self._repairs, self._children = repairs, children
         self._known, self._baseline = config["known"], initial_modules
         self.violation: str | None = None
@@ -114,7 +114,7 @@ class ImportAuditor:
         return state
 
     def _list_variables(self) -> dict[str, str]:
-        """The variables that an import must not change: those of thread pools, and those that native code sets."""
+        """Return the variables that an import must not change: of thread pools, and those that native code sets."""
         return {
             name: value
             for name, value in import_check.native_environment().items()
@@ -158,7 +158,7 @@ _REPAIRED_GENERATORS = (
 
 
 def _generator_types() -> frozenset[type]:
-    """The types of random generators."""
+    """Return the types of random generators."""
     bases = {"random": ["Random"], "numpy.random": ["Generator", "RandomState", "BitGenerator"], "torch": ["Generator"]}
     found = {getattr(sys.modules.get(module), name, None) for module, names in bases.items() for name in names} - {None}
     todo: list[Any] = [*found]
@@ -168,6 +168,6 @@ def _generator_types() -> frozenset[type]:
 
 
 def _open_fds() -> set[str]:
-    """All open descriptors with their paths, except stdout and stderr."""
+    """Return all open descriptors with their paths, except stdout and stderr."""
     numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}

@@ -145,7 +145,7 @@ def _line_at(code: CodeType, offset: int) -> int:
 
 
 class TorchTrace:
-    """Runs torch.profiler in the main thread until the profile's end, or until the program starts one itself.
+    """Runs torch.profiler in the main thread until the profile's end, or until the program starts a profiler itself.
 
     It starts and stops in signal handlers, in the main thread. Stopping it while it is being started kills the process
     (torch 2.13), so ticks are ignored during the start.

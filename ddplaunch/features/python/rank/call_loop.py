@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from ddplaunch.core.failures import RankFailure
 
 HIDES_FRAMES = True
-"""Of an exception that a function raised, the message is enough where its own frames are gone (``rank_exit.py``)."""
+"""For ``rank_exit.py``: of an exception that has no frames of the user's code, the message is enough."""
 
 CALL_SOCKET = "calls"
 """The socket in a session's folder to which its ranks connect; without it there is a single call."""
 
 RETURNED, RAISED = b"d", b"e"
-"""Replies to a call. After either the rank waits for the next one."""
+"""Replies to a call. After either reply the rank waits for the next call."""
 
 CALL, CALL_QUIETLY, CALL_OR_END = b"c", b"q", b"r"
-"""Requests for a call. If the function raises: print its traceback; print nothing; fail with the exception."""
+"""Requests for a call. If the function raises, the rank prints the traceback; prints nothing; fails, in this order."""
 
 _EXIT_EXCEPTIONS = (SystemExit, KeyboardInterrupt)
 """Exceptions that end a rank."""
 
 _name_of, _trace_of = type.__dict__["__name__"].__get__, BaseException.__dict__["__traceback__"].__get__
-"""What exceptions of the program cannot override."""
+"""Read an exception's name and traceback, even if its class overrides them."""
 
 _OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 @contextmanager
 def short_socket_path(folder: str) -> Iterator[str]:
-    """Yield a path of the call socket that fits into the 108 bytes of its address, however deep TMPDIR is."""
+    """Yield a path of the call socket that fits into the 108 bytes of a socket address, however deep TMPDIR is."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{CALL_SOCKET}"
@@ -172,7 +172,7 @@ def _print(error: BaseException) -> None:
 def _format(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(type(error), error, _trace_of(error)))
-    except BaseException:  # it overrides what the traceback module reads
+    except BaseException:  # its class overrides what the traceback module reads
         return "".join([*traceback.format_tb(_trace_of(error)), _message(error), "\n"])
 
 

@@ -53,7 +53,7 @@ def run_body(function: Callable[..., object], given: dict[str, object], filters:
 
 
 def _isolate_store_keys(test: int) -> None:
-    """Prefix the store keys of each process group of this test: the job's store still has those of earlier tests."""
+    """Prefix the store keys of each process group of this test: the job's store still has keys of earlier tests."""
     import torch.distributed as dist
 
     handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
@@ -71,7 +71,7 @@ def _isolate_store_keys(test: int) -> None:
 
 
 def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
-    """Functions that restore the random generators, with their current states: a test may seed them."""
+    """Return functions that restore the random generators, each with the state to restore: a test may seed them."""
     resetters: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -84,7 +84,7 @@ def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
 
 
 def _capture_state() -> dict[str, object]:
-    """Return the state that tests share in a process, each by the message to show if a test changes it."""
+    """Return the state that tests share in a process: each value by the message to show if a test changes it."""
     torch = sys.modules.get("torch")
     state: dict[str, object] = {f"changed the variable {name}": value for name, value in os.environ.items()}
     state["changed the working folder"] = current_folder()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RankValue:
-    """Placeholder of a fixture whose value differs in each rank."""
+    """Stands for the value of a fixture that differs in each rank, until the rank fills it in."""
 
     def __init__(self, name: str) -> None:
         self.name = name

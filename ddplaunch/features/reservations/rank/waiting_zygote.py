@@ -1,7 +1,7 @@
 """The zygote of a run that waits for its turn: it imports meanwhile, and checks at the turn that nothing has changed.
 
-A file that it was loaded from may be another one by then, and the run may get other variables than were assumed, as
-``CUDA_VISIBLE_DEVICES``. Where an import has read one of these, a fresh zygote takes the place of this process.
+By then a file that it has imported may have changed, and the run may get other variables than were assumed, like
+``CUDA_VISIBLE_DEVICES``. If a file has, or if an import has read such a variable, a fresh zygote replaces this process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WaitingZygote:
     ) -> tuple[socket.socket, ZygoteConfig]:
         """Wait for the turn, and take over the variables of the run.
 
-        Without a fit process the caller replaces this one, by one that waits again.
+        If this process is not ``fit`` for the run, the caller replaces it by one that waits again.
         """
         if not fit:
             return self._control, self._config
@@ -72,7 +72,7 @@ class WaitingZygote:
             os._exit(0)
         environment: dict[str, str] = json.loads(os.pread(fd, _MAX_ENVIRONMENT_BYTES, 0))
         os.close(fd)
-        proc_utils.die_with_parent(signal.SIGKILL)  # until it is ready, as a zygote that imports now
+        proc_utils.die_with_parent(signal.SIGKILL)  # until it is ready, like a zygote that imports now
         if os.getppid() != self._config["parent_pid"]:
             cleanup.run()
             os._exit(1)

@@ -1,7 +1,7 @@
 """The HTML report: a run as one self-contained page for a browser, without network access.
 
-``page.html.jinja`` is the page. What is in a section comes from a function of ``sections``, ``timeline``, ``charts`` or
-``output_section`` and is a line below; ``page_run`` has the data of all.
+``page.html.jinja`` is the page. The values of each section come from a function of ``sections``, ``timeline``,
+``charts`` or ``output_section``, called in ``render_page``; ``page_run`` has the data of all sections.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NOTHING = PageInputs()
 def content_security_policy(*, live: bool) -> str:
     """Return the CSP of the page: only its own script runs, and nothing is loaded; ``live``: it may load itself again.
 
-    So no output of a rank can become a program.
+    So nothing that a rank has printed can run as a script.
     """
     more = "; connect-src 'self'" if live else ""
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src '{SCRIPT_HASH}'{more}"
 
 
 def render_page(shares: Sequence[RunRecord], inputs: PageInputs = _NOTHING) -> str:
-    """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
+    """Return the page of a run, from the records of its nodes that are here, node 0's first."""
     run = PageRun.from_records(shares, inputs)
     return load_template("page.html.jinja").render(
         run=run,

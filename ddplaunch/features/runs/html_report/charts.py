@@ -77,7 +77,7 @@ class _Panel(NamedTuple):
     low: Values
     middle: Values
     high: Values
-    at_least: float = 0.0  # the highest value of the scale, where another chart beside it has the same
+    at_least: float = 0.0  # the least top of the scale: charts side by side have the same scale
 
     @property
     def highest(self) -> float:
@@ -176,7 +176,7 @@ def sparklines(run: PageRun, field: str) -> Mapping[int, str]:
 
 
 def _line_path(values: Values, top: float) -> str:
-    """Return the SVG path of a line, with a part for each run of steps with values."""
+    """Return the SVG path of a line, with a part for each row of consecutive steps with values."""
     parts = []
     for first, heights in _split_known_runs(values, top):
         corners = [(y, first + place + 1) for place, y in enumerate(heights)]
@@ -195,7 +195,7 @@ def _band_path(low: Values, high: Values, top: float) -> str:
 
 
 def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
-    """Yield each run of steps with values: its first step, and the height at each."""
+    """Yield each row of consecutive steps with values: its first step, and the height at each of its steps."""
     place = 0
     for known, group in groupby(values, lambda value: value is not None):
         part = [*group]
@@ -205,5 +205,5 @@ def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[in
 
 
 def _step_path(corners: Sequence[tuple[int, int]]) -> str:
-    """Return the SVG path along these heights; equal ones are one segment."""
+    """Return the SVG path along these corners; corners of equal height are one segment."""
     return "".join(f"V{y}H{x}" for (y, x), (after, _) in pairwise([*corners, (-1, 0)]) if y != after)

@@ -1,4 +1,4 @@
-"""The page that compares runs: the tables, and the charts of all side by side, on the same scales."""
+"""The page that compares runs: the tables, and the charts of all runs side by side, on the same scales."""
 
 from __future__ import annotations
 

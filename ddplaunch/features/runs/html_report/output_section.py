@@ -11,7 +11,7 @@ from ddplaunch.features.runs.html_report.page_run import PageRun
 from ddplaunch.observe.diagnosis.waits import find_waits
 
 MAX_BYTES = 400 << 10  # of all ranks together
-MAX_BYTES_PER_RANK, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for
+MAX_BYTES_PER_RANK, _LEAST = 48 << 10, 512  # the most and the least for a rank; ranks without room are left out
 _LINE = 2000  # characters
 _MANY, _FIRST = 16, 8  # with more ranks than _MANY, only the _FIRST are visible without unfolding
 _OPEN = 1  # ranks whose lines are unfolded at first
@@ -41,7 +41,7 @@ def output(run: PageRun) -> Mapping[str, object] | None:
 
 
 def _first_ranks(run: PageRun) -> list[int]:
-    """The ranks that matter most: those that failed by themselves, else those for which the others waited."""
+    """Return the ranks to show first: failed ones, then awaited ones; in the other order if none failed by itself."""
     seen = next((share.inspections[-1] for share in run.shares if share.inspections), None)
     awaited = [rank for wait in find_waits(seen) for rank in wait.roots] if seen else []
     failed = [*run.inputs.failed_first]

@@ -23,9 +23,9 @@ class RankOutcome(Enum):
     """How a rank ended; the value is its class in the style sheet."""
 
     WELL = "well"
-    FAILED = "failed"  # first, or in the same way
-    SECONDARY = "fell"  # after that, or because it had waited for another
-    STOPPED = "stopped"  # by ddplaunch, or from outside
+    FAILED = "failed"  # failed first, or in the same way as the first
+    SECONDARY = "fell"  # failed after that, or because it had waited for another rank
+    STOPPED = "stopped"  # was stopped by ddplaunch, or from outside
     RUNNING = "running"
     UNKNOWN = "unknown"
 
@@ -49,12 +49,12 @@ class RankRow(Struct, frozen=True):
 
 
 class PageAttempt(Struct, frozen=True):
-    """One attempt, with the ranks of all nodes with a record; ``ended`` may be an estimate."""
+    """One attempt, with the ranks of all nodes that have a record here; ``ended`` may be an estimate."""
 
     number: int
     began: float
     ended: float
-    rows: tuple[RankRow, ...]  # by rank
+    rows: tuple[RankRow, ...]  # in order of rank
     why: str
     verdict: FailureReport | None
 
@@ -62,7 +62,7 @@ class PageAttempt(Struct, frozen=True):
 class PageInputs(Struct, frozen=True):
     """The inputs of the page besides the records of a run."""
 
-    readings: tuple[Sequence[NodeSample], ...] = ()  # those of each node
+    readings: tuple[Sequence[NodeSample], ...] = ()  # the samples of each node
     printed: Mapping[int, bytes] = field(default_factory=dict)  # the last output, by rank
     failed_first: Sequence[int] = ()  # the ranks that matter most: those that failed, the first cause first
     plan: SavedPlan | None = None
@@ -78,7 +78,7 @@ class PageRun(Struct, frozen=True):
     shares: tuple[RunRecord, ...]
     attempts: tuple[PageAttempt, ...]
     began: float
-    ended: float  # the last known moment of a run without recorded end
+    ended: float  # if no end is recorded, the last known moment of the run
     verdict: FailureReport | None
     inputs: PageInputs
 

@@ -31,7 +31,7 @@ from ddplaunch.observe.stacks_text import inspection_notes as notes_on
 _STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
 _OPEN = 3  # groups of ranks whose stacks are unfolded at first
-_MIN_SAMPLES, _MIN_BEHIND = 10, 0.1  # from which on ranks are slow: samples, and the share of them behind
+_MIN_SAMPLES, _MIN_BEHIND = 10, 0.1  # from this many samples on, a rank is slow if behind in more than this share
 _MAX_SLOW = 8  # slow ranks in the table
 _MAX_DEVICES = 128
 _DRAWN = 256  # up to this many ranks have small charts
@@ -39,7 +39,7 @@ _FOLDED = 32  # with more ranks, the table of resources is folded
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 Shown = Mapping[str, object]
-"""What a section shows, by the names in the template."""
+"""The values of a section, by their names in the template."""
 
 
 def header(run: PageRun) -> Shown:
@@ -180,7 +180,7 @@ def _show_group(group: StackGroup, inspection: Inspection, *, is_open: bool) -> 
 
 
 def _list_stacks(rank: RankInspection) -> Iterator[tuple[str, Sequence[Frame]]]:
-    """Yield title and frames of each thread and busy worker; the only thread has no title."""
+    """Yield title and frames of each thread and busy worker; a rank's only thread has no title."""
     threads = [each for each in rank.threads if each.frames]
     for number, thread in enumerate(threads):
         title = thread.title if thread.name else f"thread {number}"
@@ -257,5 +257,5 @@ def _usage_rows(
 
 
 def _meter(text: str, share: float) -> tuple[str, str]:
-    """Return a number, and the width of a bar that compares it with the largest."""
+    """Return ``text``, and the width of a bar; ``share``: the value divided by the largest one."""
     return text, f"{100 * min(1.0, max(0.0, share)):.1f}%"

@@ -1,4 +1,4 @@
-"""The template of the page, whose values are escaped, control characters too; its style sheet and script."""
+"""Loads the templates of the pages, which escape all values, also control characters; their style sheet and script."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def load_template(name: str) -> Template:
 
 
 def _read_template(name: str) -> str:
-    """Read a template with its line breaks in comments: those of the page come from its data alone."""
+    """Read a template, and put its line breaks in comments: only line breaks of the data get into the page."""
     return re.sub(r"\n\s*", "{#\n#}", _read(name))
 
 
 def _show_control_chars(value: object) -> object:
-    """Return the text of a value with escapes for control characters; markup, as of a macro, stays."""
+    """Return the text of a value with escapes for control characters; markup, like that of a macro, stays as it is."""
     return value if hasattr(value, "__html__") else escape_control_chars(str(value))
 
 

@@ -29,9 +29,9 @@ _LEGEND = {
 
 
 class Bar(NamedTuple):
-    """One attempt of a rank, or of several with the same outcome; times in seconds since the epoch."""
+    """One attempt of a rank, or of several ranks with the same outcome; times in seconds since the epoch."""
 
-    row: RankRow  # the first one's
+    row: RankRow  # of the first of these ranks
     began: float
     ended: float
 
@@ -71,7 +71,7 @@ class Tick(NamedTuple):
     """A tick of a time axis."""
 
     x: str
-    anchor: str  # of its text
+    anchor: str  # of its text, as in SVG
     text: str
 
 

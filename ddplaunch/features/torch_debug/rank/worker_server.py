@@ -1,7 +1,7 @@
 """Serves torch's state of one rank on 127.0.0.1: torch's worker server, from the import of torch.distributed on.
 
-Its address is a key of the job's store, where ``frontend.py`` looks for it. A thread does that, as there may be no
-store before ``init_process_group``. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+Its address is a key of the job's store, where ``frontend.py`` looks for it. A thread sets the key, as there may be
+no store before ``init_process_group``. Rules for this file are in ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The guardian: the process between a warm zygote and a run's zygote, which kills what would outlive the launcher.
 
 A fork of the warm zygote that only waits for the end of the launcher or of the run's zygote. If it is killed itself,
-the kernel kills that zygote (parent-death signal), and the warm zygote sweeps.
+the kernel kills the run's zygote (parent-death signal), and the warm zygote sweeps.
 """
 
 from __future__ import annotations

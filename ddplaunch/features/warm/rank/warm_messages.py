@@ -14,9 +14,9 @@ class WarmEndpoint(TypedDict):
     """Socket, lifetime and inherited descriptors of a warm zygote."""
 
     listening_fd: int  # socket for launchers
-    path: str  # of that socket
+    path: str  # of the socket
     reserved_fds: list[int]  # placeholders at the descriptor numbers that the first run will use
-    session_leader: tuple[int, int]  # with which it ends: pid and start time (``proc_utils.start_ticks``)
+    session_leader: tuple[int, int]  # the process with which it ends: pid and start time (``proc_utils.start_ticks``)
     leader_pidfd: int | None  # None if the kernel has no pidfds
     idle_timeout_s: float  # lifetime without a run
 
@@ -52,7 +52,7 @@ class WarmStatus(TypedDict):
     current_runs: int
     runs_served: int  # all runs so far
     modules: list[str]
-    working_dir: str  # of it and its runs
+    working_dir: str  # of the warm zygote and its runs
     is_ending: bool
 
 

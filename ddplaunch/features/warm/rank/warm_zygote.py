@@ -99,7 +99,7 @@ class WarmZygoteServer:
     ) -> RunZygote:
         """Serve runs until the end; return only in forks, each of which becomes a run's zygote.
 
-        ``fit``: later runs can use this process, too.
+        ``fit``: whether later runs can use this process, too.
         """
         self.cleanup = cleanup
         after, before = dict(os.environ), self.initial_environment
@@ -168,7 +168,7 @@ class WarmZygoteServer:
             return None
 
     def handle_request(self, client: socket.socket) -> RunZygote | None:
-        """Handle one request; in a run's zygote, return the order that it has to serve."""
+        """Handle one request; in a run's zygote, return its control socket and configuration."""
         client.settimeout(_REQUEST_TIMEOUT_S)
         self.client = client
         fds: list[int] = []
@@ -236,7 +236,7 @@ class WarmZygoteServer:
         return None
 
     def why_not_usable(self, order: WarmOrder) -> str | None:
-        """Return why a run cannot use this zygote; unless the run is the reason, also accept no more runs."""
+        """Return why a run cannot use this zygote; accept no more runs if the reason applies to all of them."""
         if order["fingerprint"] != self.fingerprint:
             return "another run's warm zygote answered"
         try:

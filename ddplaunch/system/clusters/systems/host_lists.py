@@ -1,4 +1,4 @@
-"""Batch systems that supply the hosts of a job, but number few of its processes; with jsrun, which belongs to LSF."""
+"""Batch systems that supply the hosts of a job, but number few of its processes; also jsrun, a part of LSF."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
 
 
 def _host_file_reader(job_id: str, file: str) -> AllocationReader:
-    """Return a reader of an allocation's host file, if it is on this host: one line per slot or host."""
+    """Return a function that reads an allocation and its host file, which has a line for each slot or host."""
 
     def allocation(environ: EnvVariables) -> Allocation | None:
         if not environ.is_set(job_id, file):
@@ -102,9 +102,9 @@ _of_pbs = _host_file_reader("PBS_JOBID", "PBS_NODEFILE")
 def pbs(environ: EnvVariables) -> ClusterEnv | None:
     """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
 
-    Neither numbers processes; the hosts are listed in PBS_NODEFILE. PBS_NODENUM is which of
-    them this is, PBS_TASKNUM 1 the job's script, PBS_JOBID 1234.server, or 1234[7].server for one of an array. Its own
-    ``mpiexec`` sets the variables of its MPI, which are read before.
+    Neither numbers processes; PBS_NODEFILE lists the hosts, and PBS_NODENUM is the index of this host. PBS_TASKNUM is 1
+    in the job's script. PBS_JOBID is 1234.server, or 1234[7].server in an array. PBS's own ``mpiexec`` sets the
+    variables of its MPI, which are read before.
     Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
     """
     job_id, file, index = "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM"
@@ -130,7 +130,7 @@ def sge(environ: EnvVariables) -> ClusterEnv | None:
     """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
 
     Grid Engine does not number the processes that a script starts on other hosts, by ``qrsh -inherit``; the script of
-    ``ddplaunch submit`` does. It gives the file of hosts (``man sge_pe``) to the job's script alone.
+    ``ddplaunch submit`` does. The system gives the file of hosts (``man sge_pe``) to the job's script alone.
     Raises UsageError if qrsh has started this process on another host of a job.
     """
     if ours := ddplaunch_submit("sge", environ, "JOB_ID", "SGE_TASK_ID"):
@@ -159,8 +159,8 @@ def _azurebatch_allocation(environ: EnvVariables) -> Allocation | None:
 def azurebatch(environ: EnvVariables) -> ClusterEnv | None:
     """Azure Batch: a multi-instance task, whose command runs on its primary node alone, or a subtask on another.
 
-    The variables are those of learn.microsoft.com/azure/batch/batch-compute-node-environment-variables. Those of an
-    mpirun that its command starts are read before. Raises UsageError in a subtask of several.
+    The variables are those of learn.microsoft.com/azure/batch/batch-compute-node-environment-variables. The variables
+    of an mpirun that its command starts are read before. Raises UsageError in a subtask of several.
     """
     listed, is_primary = "AZ_BATCH_HOST_LIST", "AZ_BATCH_IS_CURRENT_NODE_MASTER"
     given = _azurebatch_allocation(environ)
@@ -183,8 +183,8 @@ HOSTFILES = {
     # Fujitsu's Technical Computing Suite, as job scripts of its sites have it: mpirun -machinefile $PJM_O_NODEINF
     "pjm": ("PJM_JOBID", "PJM_O_NODEINF"),
 }
-"""Systems that give a job's script, on the first of its hosts, a file of them and number nothing: of each the variables
-of the job's id and of the file, and where they are seen."""
+"""Systems that number nothing, and give a job's script, on its first host, a file of hosts. Of each: the variables
+with the job's id and with the path of the file; comments say where these are documented or were seen."""
 
 
 def _hostfile(name: str, job_id: str, file: str) -> None:

@@ -55,7 +55,7 @@ def openpai(environ: EnvVariables) -> ClusterEnv | None:
 
 @register_system("volcano", "VC_TASK_INDEX", "VK_TASK_INDEX", priority=DetectionPriority.INDEX)
 def volcano(environ: EnvVariables) -> ClusterEnv | None:
-    """Volcano: a pod of a job with its env and svc plugins; without the latter it is one of many jobs.
+    """Volcano: a pod of a job with its env and svc plugins; without the svc plugin, each pod is a job of its own.
 
     The variables are those of github.com/volcano-sh/volcano: docs/user-guide/how_to_use_env_plugin.md, and, for the
     hosts, pkg/controllers/job/plugins/svc. An index counts within a task, and no variable says which task the pod is
@@ -89,9 +89,9 @@ def volcano(environ: EnvVariables) -> ClusterEnv | None:
 def htcondor(environ: EnvVariables) -> ClusterEnv | None:
     """HTCondor: a node of a job in its parallel universe.
 
-    It numbers the nodes (src/condor_starter.V6.1/parallel_proc.cpp sets these two) and does not say where another is: a
-    job's script has to exchange that, as those in its examples do. Raises UsageError if there are several and the
-    script does not say where the first is.
+    It numbers the nodes (src/condor_starter.V6.1/parallel_proc.cpp sets these two) but has no addresses: a
+    job's script must exchange them, as those in HTCondor's examples do. Raises UsageError if there are several nodes
+    and the script does not set the first one's address.
     """
     nnodes, node_rank = "_CONDOR_NPROCS", "_CONDOR_PROCNO"
     if not environ.is_set(node_rank):
@@ -134,11 +134,11 @@ def kubernetes(environ: EnvVariables) -> ClusterEnv | None:
 
 @register_system("gcpbatch", "BATCH_TASK_INDEX", priority=DetectionPriority.INDEX)
 def gcpbatch(environ: EnvVariables) -> ClusterEnv | None:
-    """Batch of Google Cloud: a task of a job, one of many jobs unless its job asks for a file of the hosts.
+    """Batch of Google Cloud: a task of a job; each task is a job of its own unless there is a file of the hosts.
 
     The variables are those of cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs: ``taskCount``,
     ``requireHostsFile``. No variable says on which host a task is, so hosts are numbered by their place in the file.
-    Raises UsageError if there is a file, and not one task on each host, or this machine is not in it.
+    Raises UsageError if the file has more or fewer hosts than there are tasks, or lacks this machine.
     """
     index, count_name, file = "BATCH_TASK_INDEX", "BATCH_TASK_COUNT", "BATCH_HOSTS_FILE"
     if not environ.is_set(count_name):

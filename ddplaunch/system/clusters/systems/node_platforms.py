@@ -78,7 +78,7 @@ def awsbatch(environ: EnvVariables) -> ClusterEnv | None:
     """AWS Batch: a node of a multi-node parallel job.
 
     The variables are those of docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html. Any node may be the main
-    one, which ends the job when it ends, so ranks are counted from it. Its own address is in no variable there.
+    node, whose end ends the job, so node ranks are counted from it. No variable of the main node has its address.
     """
     names = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"  # not set on the main node
@@ -116,7 +116,7 @@ def lepton(environ: EnvVariables) -> ClusterEnv | None:
 
     The variables are those of docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars. Its pods are
     those of an indexed Job, whose names and subdomain make an address: env-job-98bw-0.env-job-98bw-job-svc.
-    Raises UsageError if there are several and the variables do not say where the first is.
+    Raises UsageError if there are several workers and the variables do not have the first one's address.
     """
     count, index = "LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX"
     prefix, subdomain = "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_SUBDOMAIN"
@@ -166,7 +166,7 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     """Determined: a container of a trial, described by a file that exists before the trial's own program starts.
 
     The file is that of ``harness/determined/_info.py``, whose ``get_cluster_info()`` has its fields; notebooks and
-    commands have none. Raises UsageError if it is not as it should be.
+    commands have none. Raises UsageError if the file is malformed.
     """
     try:
         rendezvous = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _Rendezvous)
@@ -191,14 +191,14 @@ class NodeVariables(Struct, frozen=True):
     port: str | None = None
     nproc: str | None = None
     run_id: str | None = None
-    marker_variable: str | None = None  # where the number of nodes has a name that others use too
-    address_may_be_unknown: bool = False  # whether the address is a name that comes with node 0's own start
-    independent_without_address: bool = False  # whether nodes that are given no address are as many jobs
+    marker_variable: str | None = None  # if other systems use the name in ``nnodes`` too
+    address_may_be_unknown: bool = False  # the address may resolve only once node 0 has started
+    independent_without_address: bool = False  # whether nodes without an address are jobs of their own
 
     def find(self, environ: EnvVariables) -> ClusterEnv | None:
         """Return the cluster environment of this process from the variables; None if they are not set.
 
-        Raises UsageError if there are several and the variables do not say where the first is.
+        Raises UsageError if there are several nodes and the variables do not have the first one's address.
         """
         if not environ.is_set(self.nnodes):
             return None

@@ -18,8 +18,8 @@ from ddplaunch.system.plan.numbers import parse_int
 def kubeflow(environ: EnvVariables) -> ClusterEnv | None:
     """Kubeflow: a pod of a TrainJob (PET_*, as torchrun's options) or of a PyTorchJob (RANK; PET_* in newer ones).
 
-    A PyTorchJob's RANK is the pod's index, not a process's, and WORLD_SIZE counts pods or processes, by version. That
-    no process is meant shows in the missing LOCAL_RANK. KUBERNETES_SERVICE_HOST is set in every pod.
+    A PyTorchJob's RANK is the pod's index, not a process's, and WORLD_SIZE counts pods or processes, by version. A
+    missing LOCAL_RANK shows that no process is meant. KUBERNETES_SERVICE_HOST is set in every pod.
     """
     if environ.is_set("PET_NNODES"):
         lowest, colon, highest = environ["PET_NNODES"].partition(":")  # 2, or 1:3 where the job is elastic
@@ -67,7 +67,7 @@ def pai(environ: EnvVariables) -> ClusterEnv | None:
 def generic_nodes(environ: EnvVariables) -> ClusterEnv | None:
     """NNODES, NODE_RANK and MASTER_ADDR, as users and platforms set them for scripts that pass them to torchrun.
 
-    LLaMA-Factory and ms-swift document them for their users; NUM_NODES is of RunPod's and others, NODE_COUNT of the
+    LLaMA-Factory and ms-swift document them for their users; NUM_NODES is set by RunPod and others, NODE_COUNT by
     jobs of Oracle's Data Science (oracle/accelerated-data-science, ads/jobs). The names leave no doubt that nodes are
     counted. Raises UsageError if NODE_RANK is missing, a variable is not a number, or contradicts another.
     """

@@ -1,7 +1,7 @@
 """Launchers that number processes: torchrun, mpirun and the like.
 
-torch's variables are set last in a chain of launchers, so they are read first. Azure sets the same with one process per
-node, meaning a node.
+torch's variables are set last in a chain of launchers, so they are read first. Azure sets the same
+variables with one process per node; there they mean a node.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def check_ambiguous_rank(environ: EnvVariables) -> None:
 
 @register_system("submitit", "SUBMITIT_EXECUTOR", priority=DetectionPriority.RANK)
 def submitit(environ: EnvVariables) -> ClusterEnv | None:
-    """submitit's local executor, which starts tasks on this machine; with its Slurm executor they are a Slurm step's.
+    """submitit's local executor, which starts tasks on this machine; with its Slurm executor, a Slurm step starts them.
 
     ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
     """
@@ -148,7 +148,7 @@ def openmpi(environ: EnvVariables) -> ClusterEnv | None:
 
 
 def _first_host(environ: EnvVariables, rank: int, size: int, local_rank: int, used: int | None) -> str | None:
-    """Derive rank 0's host, as hosts are filled in order, mpirun's own first; None if it cannot be derived.
+    """Derive rank 0's host: mpirun fills hosts in order, its own host first. None if it cannot be derived.
 
     Open MPI names all daemons, mpirun's own first, though not on its host: n[1:0-1],[2:10].77.0.12@0(3). A daemon's URI
     begins with its index in that list: 726007808.2;tcp://10.77.0.12:46173. Where one host is idle, and others have

@@ -2,7 +2,7 @@
 
 Names and meanings are those of ``man srun``, "OUTPUT ENVIRONMENT VARIABLES". Only SLURM_STEP_* and the task's own three
 belong together. In a batch script PROCID, NODEID and LOCALID are 0 without any step, and NTASKS counts tasks that
-were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS may (``srun --preserve-env``).
+were never started; within a step JOB_NODELIST is the whole job's, and NTASKS may be (``srun --preserve-env``).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _detect_step(environ: EnvVariables) -> ClusterEnv:
 
 
 def _check_ntasks(environ: EnvVariables, size: int) -> None:
-    """Raise UsageError if SLURM_NTASKS equals the number of tasks neither of the step nor of the job."""
+    """Raise UsageError if SLURM_NTASKS is neither the step's number of tasks nor the job's."""
     if environ.is_set(NTASKS, TASKS_PER_NODE) and (ntasks := environ.number(NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
