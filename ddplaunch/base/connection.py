@@ -94,7 +94,7 @@ class Connection(Generic[M]):
         """Close the sending side once the send buffer is empty; still receive until the peer closes."""
         self._closing = True
         if self.is_open and not self._send_queue:
-            self._close_socket()
+            self._shutdown_sending()
 
     def close_gracefully(self, timeout_s: float) -> None:
         """Stop receiving; close once the send buffer is empty and the peer has closed, or after ``timeout_s``."""
@@ -146,7 +146,7 @@ class Connection(Generic[M]):
     def _on_writable(self) -> None:
         try:
             while self._send_queue:
-                self._on_sent(self._socket.sendmsg(self._next_buffers()))
+                self._remove_sent_bytes(self._socket.sendmsg(self._next_buffers()))
         except BlockingIOError:
             pass
         except OSError:  # read what the peer has sent first: then recv reports the end or the error
@@ -158,14 +158,14 @@ class Connection(Generic[M]):
         else:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
             if self._closing:
-                self._close_socket()
+                self._shutdown_sending()
 
     def _next_buffers(self) -> list[bytes | memoryview]:
         """Return views of the next frames in the send buffer for one ``sendmsg`` call, without a copy."""
         first, *others = islice(self._send_queue, _MAX_IOVECS)
         return [memoryview(first)[self._first_sent :], *others]
 
-    def _on_sent(self, sent: int) -> None:
+    def _remove_sent_bytes(self, sent: int) -> None:
         self._unsent -= sent
         self._first_sent += sent
         while self._send_queue and self._first_sent >= len(self._send_queue[0]):
@@ -175,7 +175,7 @@ class Connection(Generic[M]):
         self._send_queue.clear()
         self._first_sent = self._unsent = 0
 
-    def _close_socket(self) -> None:
+    def _shutdown_sending(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -55,7 +55,7 @@ class HelperProcess:
         return self._child.pid
 
     @property
-    def has_deadline(self) -> bool:
+    def has_timeout(self) -> bool:
         """Whether a timeout is set."""
         return self._timer is not None
 

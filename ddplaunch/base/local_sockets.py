@@ -61,7 +61,7 @@ def peer_uid(sock: socket.socket) -> int:
     return uid
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a loopback port on which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -145,7 +145,7 @@ class Option(Struct, frozen=True):
         if self.read is not None:
             how["callback"] = self._read_for_click
         if self.multiple and kind is None:
-            kind = _TextType()
+            kind = _RepeatableTextType()
         if self.default is not None and not self.multiple:
             text = _format_time(self.default) if self.metavar == "TIME" else self.write(self.default)
             how |= {"default": text, "show_default": True}
@@ -163,7 +163,7 @@ class Option(Struct, frozen=True):
             raise UsageError(error.message.replace(f"{self.opts[-1]} ", f"{self.variable}=", 1), error.hint) from None
 
 
-class _TextType(click.types.StringParamType):
+class _RepeatableTextType(click.types.StringParamType):
     """Type of a repeatable option: an environment variable sets one value, and is not split at spaces as in click."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -248,7 +248,7 @@ class Options:
         return self.sources.get(name) in (OptionSource.TYPED, OptionSource.VARIABLE)
 
     @property
-    def inferred_names(self) -> tuple[str, ...]:
+    def names_from_cluster(self) -> tuple[str, ...]:
         """The options whose values come from the cluster environment."""
         return tuple(name for name, source in self.sources.items() if source is OptionSource.CLUSTER)
 
@@ -290,11 +290,11 @@ class PathType(click.Path):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         path, colon, name = incomplete.rpartition(":")
         if param.name == "target" and colon and path.endswith(".py"):
-            return [CompletionItem(f"{path}:{each}") for each in _functions(path) if each.startswith(name)]
+            return [CompletionItem(f"{path}:{each}") for each in _list_public_functions(path) if each.startswith(name)]
         return super().shell_complete(ctx, param, incomplete)
 
 
-def _functions(path: str) -> list[str]:
+def _list_public_functions(path: str) -> list[str]:
     """List the public functions of a Python file, without running it."""
     try:
         with open(path, "rb") as file:

@@ -24,7 +24,7 @@ _SECRET_VALUE = (
 _URL_PASSWORD = r"(?<=://)([^/@\s:]*):[^/@\s]+(?=@)"
 
 
-def recorded_argv() -> tuple[str, ...]:
+def redacted_argv() -> tuple[str, ...]:
     """Return the command line of this process for a record, with HIDDEN in place of secrets."""
     return ("ddplaunch", *redact_words(sys.argv[1:]))
 

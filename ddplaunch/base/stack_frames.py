@@ -80,8 +80,8 @@ def is_module_start(frame: Frame) -> bool:
 def unescape(text: str) -> str:
     """Decode the escapes that faulthandler writes for non-ASCII characters; escape control characters for printing."""
 
-    def character(found: re.Match[str]) -> str:
+    def decode_match(found: re.Match[str]) -> str:
         number = int(next(filter(None, found.groups())), 16)
         return chr(number) if number < 0x110000 else "\ufffd"
 
-    return sanitize_line(_ESCAPED.sub(character, text), 600)
+    return sanitize_line(_ESCAPED.sub(decode_match, text), 600)

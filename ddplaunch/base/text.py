@@ -71,7 +71,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def format_clock(seconds: float) -> str:
+def format_minutes(seconds: float) -> str:
     """Format a duration in minutes and seconds: "00:12"."""
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 

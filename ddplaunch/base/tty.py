@@ -55,7 +55,7 @@ def window_size(fd: int) -> tuple[int, int]:
 
 
 @contextmanager
-def restore_terminal() -> Iterator[None]:
+def keep_terminal_settings() -> Iterator[None]:
     """Context manager: restore, at the end, the settings of the terminal on stdin; does nothing without a terminal."""
     if not os.isatty(0):
         yield

@@ -69,22 +69,22 @@ def _check_kernel_number(value: int) -> int:
     return value
 
 
-def _mend_line(text: str) -> str:
+def _clean_line(text: str) -> str:
     if len(text) <= MAX_LINE_CHARS and text.isprintable():
         return text
     return sanitize_line(" ".join(text.splitlines()), MAX_LINE_CHARS)
 
 
-def _mend_lines(text: str, *, limit: int) -> str:
-    return "\n".join(map(_mend_line, text.split("\n")[:limit]))
+def _clean_lines(text: str, *, limit: int) -> str:
+    return "\n".join(map(_clean_line, text.split("\n")[:limit]))
 
 
-def _mend_text(text: str) -> str:
+def _clean_text(text: str) -> str:
     return sanitize_text(text).rstrip("\n")
 
 
-def _mend_tail(lines: list[str]) -> tuple[str, ...]:
-    return tuple(map(_mend_line, lines[-MAX_TAIL_LINES:]))
+def _clean_tail(lines: list[str]) -> tuple[str, ...]:
+    return tuple(map(_clean_line, lines[-MAX_TAIL_LINES:]))
 
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ else:
     RunId = _MendedType("RunId", partial(_check_name, in_path=True))
     CommandText = _MendedType("CommandText", partial(_check_name, limit=8192))  # a command line, which nodes compare
     Path = _MendedType("Path", _check_path)  # is opened; printed only through ``errors.sanitize_line``
-    TextLine = _MendedType("TextLine", _mend_line)
-    Hint = _MendedType("Hint", partial(_mend_lines, limit=2))
-    ShortText = _MendedType("ShortText", partial(_mend_lines, limit=4))
-    Text = _MendedType("Text", _mend_text)  # many lines
+    TextLine = _MendedType("TextLine", _clean_line)
+    Hint = _MendedType("Hint", partial(_clean_lines, limit=2))
+    ShortText = _MendedType("ShortText", partial(_clean_lines, limit=4))
+    Text = _MendedType("Text", _clean_text)  # many lines
     KernelNumber = _MendedType("KernelNumber", _check_kernel_number, int)  # of the kernel: limits of 2**63 and more
-    TailLines = _MendedType("TailLines", _mend_tail, list)
+    TailLines = _MendedType("TailLines", _clean_tail, list)
 
 ErrorText = tuple[TextLine, Hint | None]  # of a LaunchError: message and hint
 
@@ -168,7 +168,7 @@ def convert(value: Any, kind: type[T]) -> T:
     """Convert lists, dictionaries, strings and numbers to the type ``kind``; ProtocolError if they are invalid."""
     try:
         with _LOCK:
-            return msgspec.convert(value, kind, dec_hook=_mend)
+            return msgspec.convert(value, kind, dec_hook=_convert_mended)
     except _DECODE_ERRORS as error:
         raise ProtocolError(f"an invalid value ({type(error).__name__})") from None
 
@@ -192,10 +192,10 @@ def _as_plain(value: Any) -> JsonValue:
 @cache
 def _decoder(kinds: tuple[type, ...]) -> msgspec.json.Decoder[Any]:
     with _LOCK:
-        return msgspec.json.Decoder(Union[kinds], dec_hook=_mend)  # noqa: UP007
+        return msgspec.json.Decoder(Union[kinds], dec_hook=_convert_mended)  # noqa: UP007
 
 
-def _mend(kind: Any, value: Any) -> Any:
+def _convert_mended(kind: Any, value: Any) -> Any:
     elements = value if type(value) is list else ()
     if type(value) is not kind.received or not all(type(each) is str for each in elements):
         raise TypeError(f"no {kind.__name__}")

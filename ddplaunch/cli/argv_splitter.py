@@ -92,7 +92,7 @@ _FOREIGN_OPTION_HINTS = {
 """Options of other launchers without an equivalent, and what to do instead."""
 
 
-class SplitArgv(Struct, frozen=True):
+class ArgvParts(Struct, frozen=True):
     """A command line in its parts."""
 
     options: tuple[str, ...]  # of ddplaunch, with their values; the trailing ones last
@@ -122,14 +122,14 @@ class ArgvGrammar(Struct, frozen=True):
     replacements: Mapping[str, str] = field(default_factory=dict)  # options that the command rejects, and hints
     foreign_names: Mapping[str, str] = field(default_factory=lambda: FOREIGN_OPTION_NAMES)
 
-    def after_target(self, options_before: Sequence[str], *, is_torchrun: bool) -> ArgvGrammar:
+    def grammar_after_target(self, options_before: Sequence[str], *, is_torchrun: bool) -> ArgvGrammar:
         """Return the options that a command accepts in the words after the target (rule 2)."""
         options = {name: takes for name, takes in self.options.items() if name not in TARGET_KIND_OPTIONS}
         if is_torchrun or "--no-python" in options_before:
             return replace(self, options=options, trailing_options=(), ambiguous_options=())
         return replace(self, options=options)
 
-    def find_intended(self, name: str) -> str | None:
+    def find_intended_option(self, name: str) -> str | None:
         """Return the trailing option that an unknown option misspells, or None."""
         dashed = underscores_to_dashes(name)
         possible = sorted(set(self.trailing_options) - {JSON} - self.replacements.keys())
@@ -150,13 +150,13 @@ class ArgvGrammar(Struct, frozen=True):
         }
 
 
-TargetHasOption = Callable[[SplitArgv, str], bool]
+TargetHasOption = Callable[[ArgvParts, str], bool]
 """Whether the source file of the target names an option; the file is not run."""
 
 
 def split_argv(
     translated: TranslatedArgv, grammar: ArgvGrammar, target_has: TargetHasOption = lambda line, name: False
-) -> SplitArgv:
+) -> ArgvParts:
     """Split the words of a command line, by the rules at the top of this file.
 
     Raises UsageError if an option is unknown or lacks its value, or could be ddplaunch's as well as the program's.
@@ -165,23 +165,23 @@ def split_argv(
     options, rest = tuple(translated.argv[:end]), list(translated.argv[end:])
     if rest[:1] == ["--"]:
         _check_not_empty(option_values(options, grammar.options), grammar.options)
-        return SplitArgv(options, rest[1] if rest[1:] else None, tuple(rest[2:]))
+        return ArgvParts(options, rest[1] if rest[1:] else None, tuple(rest[2:]))
     if not rest:
-        return SplitArgv(options, None, ())
+        return ArgvParts(options, None, ())
     if is_option(rest[0]):
         raise _unknown_option_error(rest[0], grammar)
     target = rest.pop(0)
-    grammar = grammar.after_target(options, is_torchrun=translated.is_torchrun)
-    return _split_after_target(SplitArgv(options, target, ()), rest, grammar, target_has, translated.env_only_options)
+    grammar = grammar.grammar_after_target(options, is_torchrun=translated.is_torchrun)
+    return _split_after_target(ArgvParts(options, target, ()), rest, grammar, target_has, translated.env_only_options)
 
 
 def _split_after_target(
-    head: SplitArgv,
+    head: ArgvParts,
     rest: list[str],
     grammar: ArgvGrammar,
     target_has: TargetHasOption,
     env_only_options: Collection[str],
-) -> SplitArgv:
+) -> ArgvParts:
     """Split ``rest``, the words after the target, by rules 2 to 5.
 
     ``head`` is the line up to the target; ``env_only_options`` as in ``TranslatedArgv``.
@@ -202,7 +202,7 @@ def _split_after_target(
         before = option_values(head.options, options).get(name, value)
         if before != value and name not in env_only_options:
             raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
-    head = SplitArgv(head.options + trailing, target, (), trailing)
+    head = ArgvParts(head.options + trailing, target, (), trailing)
     if program[:1] == ["--"]:
         return replace(head, program_args=tuple(program[1:]))
     lookalikes = [name for name in _find_own_options(program, options) if not target_has(head, name)]
@@ -215,18 +215,18 @@ def _split_after_target(
 
 
 def _find_misspelt(
-    head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, target_has: TargetHasOption
+    head: ArgvParts, rest: Sequence[str], grammar: ArgvGrammar, target_has: TargetHasOption
 ) -> dict[str, str]:
     """Find misspelt trailing options before a ``--``, and the options that they misspell."""
     misspelt = {}
     for name in map(option_name, takewhile(lambda word: word != "--", rest)):
-        option = grammar.find_intended(name) if is_option(name) else None
+        option = grammar.find_intended_option(name) if is_option(name) else None
         if option and not target_has(head, name) and not target_has(head, underscores_to_dashes(name)):
             misspelt[name] = option
     return misspelt
 
 
-def _end_of_trailing(head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar, misspelt: Mapping[str, str]) -> int:
+def _end_of_trailing(head: ArgvParts, rest: Sequence[str], grammar: ArgvGrammar, misspelt: Mapping[str, str]) -> int:
     """Return the index in ``rest`` where the trailing options end; ``--json`` counts only with ``--dry-run``."""
     trailing = {name: takes for name, takes in grammar.trailing_candidates.items() if name in grammar.trailing_options}
     try:
@@ -239,7 +239,7 @@ def _end_of_trailing(head: SplitArgv, rest: Sequence[str], grammar: ArgvGrammar,
         raise _ambiguity_error("", head, rest, grammar.trailing_candidates, grammar.replacements, misspelt) from None
 
 
-def command_with_dry_run_for_program(line: SplitArgv) -> str | None:
+def command_with_dry_run_for_program(line: ArgvParts) -> str | None:
     """Return the command that passes ``--dry-run`` to the program, if it was read as a trailing option."""
     if DRY_RUN not in line.trailing_options:
         return None
@@ -248,7 +248,7 @@ def command_with_dry_run_for_program(line: SplitArgv) -> str | None:
     if DRY_RUN not in before:
         before = tuple(word for word in before if word != JSON)  # --json has no meaning without --dry-run
     options = (*before, *(word for word in line.trailing_options if word not in for_program))
-    return _join_argv(SplitArgv(options, line.target, (*for_program, *line.program_args)), TRAILING_OPTIONS)
+    return _join_argv(ArgvParts(options, line.target, (*for_program, *line.program_args)), TRAILING_OPTIONS)
 
 
 def option_values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
@@ -314,7 +314,7 @@ def _find_own_options(program_args: Sequence[str], options: Collection[str]) -> 
 
 def _ambiguity_error(
     message: str,
-    head: SplitArgv,
+    head: ArgvParts,
     rest: Sequence[str],
     candidates: Mapping[str, bool],
     replacements: Mapping[str, str],
@@ -344,7 +344,7 @@ def _ambiguity_error(
         return UsageError(message, f"ddplaunch's:   {replacements[rejected]}\n{for_program}")
     flags = {name for name, takes in candidates.items() if not takes}
     extracted = tuple(option_name(word) if option_name(word) in flags else word for word in extracted)  # --dry-run=1
-    for_ddplaunch = f"ddplaunch's:   {_join_argv(SplitArgv(head.options + extracted, head.target, left), ambiguous)}"
+    for_ddplaunch = f"ddplaunch's:   {_join_argv(ArgvParts(head.options + extracted, head.target, left), ambiguous)}"
     return UsageError(message, f"{for_ddplaunch}\n{for_program}")
 
 
@@ -360,7 +360,7 @@ def _extract_options(words: Sequence[str], options: Mapping[str, bool]) -> tuple
     return tuple(extracted), (*left, *words[start if left else start + 1 :])
 
 
-def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
+def _join_argv(line: ArgvParts, ambiguous: Collection[str]) -> str:
     """Return a command that ``split_argv`` reads as ``line``; ``--`` goes before arguments with ambiguous options."""
     target, program = line.target or "", line.program_args
     words = [word for word in line.options if word not in TARGET_KIND_OPTIONS] + [

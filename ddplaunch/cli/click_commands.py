@@ -69,7 +69,7 @@ PYTHON = r"(i?python[\d.]*)"
 """Patterns of the names of other launchers, whose lines may stand after ``ddplaunch`` and ``ddplaunch run``."""
 
 
-class _Commands(click.Group):
+class _CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -78,13 +78,13 @@ class _Commands(click.Group):
             return None
         command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
         if COMMANDS[cmd_name].module != _RUN:  # ``run`` calls it later, once it knows the form of messages
-            print_left_out()
+            print_left_out_plugins()
         assert isinstance(command, click.Command)
         command.context_class = HelpContext
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        print_left_out()
+        print_left_out_plugins()
         width = max(map(len, COMMANDS))
         for heading, commands in groupby(COMMANDS.values(), key=lambda command: command.heading):
             with formatter.section(heading):
@@ -126,10 +126,10 @@ def _suggest_run(words: list[str]) -> str:
     return f"to start a run: {shlex.join(['ddplaunch', 'run', *words])}"
 
 
-_Commands.context_class = HelpContext
+_CommandGroup.context_class = HelpContext
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="ddplaunch", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -160,7 +160,7 @@ def run_with_click(words: list[str]) -> object:
         raise KeyboardInterrupt from None
 
 
-def print_left_out() -> None:
+def print_left_out_plugins() -> None:
     """Print, once, which plug-ins are left out; not where a shell completes a word."""
     messages = load_features().left_out
     while messages and COMPLETION_VARIABLE not in os.environ:
@@ -192,7 +192,7 @@ def _missing_value(error: click.MissingParameter) -> str:
     return f"{command} needs {param.human_readable_name}"
 
 
-class _Bash(BashComplete):
+class _BashCompletion(BashComplete):
     """Completion for bash, which splits file.py:function into three words; this class joins them."""
 
     _typed = ""
@@ -214,7 +214,7 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value.removeprefix(before + colon)}"
 
 
-class _Zsh(ZshComplete):
+class _ZshCompletion(ZshComplete):
     """Completion for zsh; its script loads zsh's completion system first if ~/.zshrc has not loaded it."""
 
     source_template = ZshComplete.source_template.replace(
@@ -222,8 +222,8 @@ class _Zsh(ZshComplete):
     )
 
 
-add_completion_class(_Bash)
-add_completion_class(_Zsh)
+add_completion_class(_BashCompletion)
+add_completion_class(_ZshCompletion)
 
 
 def completion_script(shell: str) -> str | None:

@@ -37,7 +37,7 @@ class JobEnded(JobNotResponding):
     """A job ended before it replied: it has removed its control socket, or its launcher was killed."""
 
 
-def check_suspended(path: str) -> None:
+def check_not_suspended(path: str) -> None:
     """Raise JobNotResponding if the launcher of this socket is suspended: a request would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
     if pid.isdecimal() and is_suspended(int(pid)):
@@ -65,7 +65,7 @@ def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOU
     JobEnded if the job has ended before.
     """
     with open_request(path, request, timeout) as sock:
-        _check_accepted(sock, path, timeout)
+        _check_stream_accepted(sock, path, timeout)
         while True:
             try:
                 yield _read_reply(sock, request, math.inf if request.is_streaming else time.monotonic() + timeout)
@@ -73,7 +73,7 @@ def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOU
                 return
 
 
-def _check_accepted(sock: socket.socket, path: str, timeout: float) -> None:
+def _check_stream_accepted(sock: socket.socket, path: str, timeout: float) -> None:
     try:
         _read_reply(sock, StatusQuery(), time.monotonic() + timeout)
     except EOFError:
@@ -85,7 +85,7 @@ def _check_accepted(sock: socket.socket, path: str, timeout: float) -> None:
 @contextmanager
 def open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
     """Yield a connection on which ``request`` has been sent; its errors are raised as JobNotResponding."""
-    check_suspended(path)
+    check_not_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
@@ -96,7 +96,7 @@ def open_request(path: str, request: Request[object], timeout: float) -> Iterato
             yield sock
         except TimeoutError:
             what = f"{path} did not reply within {timeout:g} s"
-            check_suspended(path)
+            check_not_suspended(path)
             raise JobNotResponding(what, "the launcher may be suspended or busy; try again") from None
         except (ProtocolError, EOFError):
             _check_exists(path)

@@ -50,7 +50,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     if options[Nodes].cluster is None and (IN_RANK_VARIABLE in os.environ or describes_itself):
         cluster_env = _step_with_node_rank(options)
     else:
-        ignored = ("LOCAL_RANK",) if ignored_rank_variables(options) else ()
+        ignored = ("LOCAL_RANK",) if ignored_variables_note(options) else ()
         cluster_env = detect(
             {name: value for name, value in os.environ.items() if name not in ignored}, options[Nodes].cluster
         )
@@ -78,7 +78,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 
-def equal_trainings_note(options: Options) -> str | None:
+def separate_trainings_note(options: Options) -> str | None:
     """Return a note if each of several tasks of a Slurm step trains alone, because --nnodes 1 or --standalone says so.
 
     On the first task only.
@@ -163,7 +163,7 @@ def _is_local_address(address: str) -> bool | None:
         return None
 
 
-def ignored_rank_variables(options: Options) -> str | None:
+def ignored_variables_note(options: Options) -> str | None:
     """Return a note if variables of a job with one rank are ignored because --nproc starts several ranks.
 
     Users export RANK=0, WORLD_SIZE=1 and LOCAL_RANK=0 to run a script without a launcher.
@@ -205,7 +205,7 @@ def check_token(token: str | None, name: str = "--token") -> None:
         raise UsageError(f"{name} is empty", f"give a secret, or leave {name} out")
 
 
-def to_started_rank(cluster_env: ClusterEnv | None) -> ExternalRank | None:
+def to_external_rank(cluster_env: ClusterEnv | None) -> ExternalRank | None:
     """Return the place of this process among the ranks if another launcher has started all of them, else None."""
     if cluster_env is None or cluster_env.rank_assignment is None:
         return None

@@ -80,12 +80,12 @@ def read_defaults(
     }
     for file in filter(None, files):
         table = _command_tables(file).get(command, {})
-        values = {**dict(_option_values(file, command, table, known, _find_owning_command(command, file))), **values}
+        values = {**dict(_read_table(file, command, table, known, _make_owner_hint(command, file))), **values}
     notes = tuple(f"{each.note}; to read it: --config {shlex.join([each.path])}" for each in untrusted)
     return Defaults(values, notes)
 
 
-def _read_run(
+def _read_run_defaults(
     known: Mapping[str, Option], all_options: Mapping[str, Option], cwd: str, environ: Mapping[str, str]
 ) -> Defaults:
     """Read the project's defaults of ``run``; ``known`` has the options that a project may set, by key.
@@ -104,9 +104,9 @@ def _read_run(
             return f"[{USER_TABLE}] {key} goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
         if option:
             return f"a project's file cannot set it: use --{key}"
-        return _find_owning_command(RUN, file)(key)
+        return _make_owner_hint(RUN, file)(key)
 
-    return Defaults(dict(_option_values(file, RUN, _command_tables(file).get(RUN, {}), known, hint_for)), notes)
+    return Defaults(dict(_read_table(file, RUN, _command_tables(file).get(RUN, {}), known, hint_for)), notes)
 
 
 def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
@@ -117,13 +117,15 @@ def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]
     if options[DryRun].no_config:
         return options, ()
     known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
-    defaults = _read_run({key: option for key, option in known.items() if option.in_project}, known, cwd, environ)
+    defaults = _read_run_defaults(
+        {key: option for key, option in known.items() if option.in_project}, known, cwd, environ
+    )
     new: dict[str, Any] = {}
     used: list[str] = []
     for name, default in defaults.values.items():
         if options.sources[name] is OptionSource.DEFAULT:
             option = next(each for each in OPTIONS if each.name == name)
-            new[name] = _option_value(option, default.value, default.file)
+            new[name] = _parse_option_value(option, default.value, default.file)
             if name == "log_dir" and os.path.dirname(default.file) != cwd:  # relative to the file
                 new[name] = os.path.join(os.path.dirname(default.file), new[name])
             used += option.to_argv(new[name])
@@ -134,7 +136,7 @@ def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]
     return options.with_values(OptionSource.FILE, new), (*defaults.notes, *note)
 
 
-def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
+def _parse_option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
     place = f"{file}: [tool.ddplaunch.run] {option.opts[-1][2:]}"
     if option.choices and value not in option.choices:
         raise UsageError(f'{place} = "{value}": expected {" or ".join(option.choices)}')
@@ -188,18 +190,18 @@ class _UntrustedFile(Struct, frozen=True):
 def _find_project_file(cwd: str, environ: Mapping[str, str], untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
     """Return the nearest trusted file, searching up to the home folder, the repository or the file system's root."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
-    device = _filesystem_of(cwd)
+    device = _device_number(cwd)
     folder = cwd
     while True:
         file = _read_if_trusted(os.path.join(folder, PROJECT_FILE), untrusted)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
-        if file or top or _filesystem_of(above) != device:
+        if file or top or _device_number(above) != device:
             return file
         folder = above
 
 
-def _filesystem_of(folder: str) -> int | None:
+def _device_number(folder: str) -> int | None:
     """Return the device number of a folder, None if it cannot be accessed."""
     try:
         return os.stat(folder).st_dev
@@ -263,7 +265,7 @@ def _command_tables(file: _ConfigFile) -> dict[str, dict[str, Any]]:
     return {name: table for name, table in tables.items() if file.tables or name != USER_TABLE}
 
 
-def _option_values(
+def _read_table(
     file: _ConfigFile,
     command: str,
     table: Mapping[str, Any],
@@ -310,10 +312,10 @@ def _to_option_text(value: object, option: click.Option | Option, place: str) ->
     raise UsageError(f"{place} = {value!r}: expected a string or a number")
 
 
-def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str | None]:
+def _make_owner_hint(command: str, file: _ConfigFile) -> Callable[[str], str | None]:
     """Return a function that says to which other command's table a key belongs; it returns None if to none."""
 
-    def find_table(key: str) -> str | None:
+    def owner_hint(key: str) -> str | None:
         for other in COMMAND_TABLES:
             if other in (command, RUN):
                 continue
@@ -322,4 +324,4 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
                 return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
         return None
 
-    return find_table
+    return owner_hint

@@ -14,13 +14,13 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.cli.cluster_detection import detect_cluster
-from ddplaunch.cli.job_config_options import read_job_config
+from ddplaunch.cli.job_config_options import build_job_config
 from ddplaunch.core import messages
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
-from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.net.listener import ControlPortListener
 from ddplaunch.core.options import DryRun, Nodes, Starting
 from ddplaunch.system.network.reserved_port import PortTaken, try_listen
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
@@ -47,7 +47,7 @@ def notify_other_nodes(error: UsageError, options: Options, listener_socket: soc
             return
         given = (nodes.master_addr, nodes.master_port, options[Starting].init_method)
         address, port = locate_store(*given, nnodes=nodes.nnodes[1], here=None, environ=os.environ)
-        job_config = read_job_config(options, address.value, int(port.value), cluster_env)
+        job_config = build_job_config(options, address.value, int(port.value), cluster_env)
         if job_config.port is not None and address.source != SOURCE_MISSING:
             declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, nodes.run_id)
             if nodes.node_rank:
@@ -98,7 +98,7 @@ class _JoinRefuser:
     ) -> None:
         self._refusal = JoinRefused(declined.text, declined.hint)
         self.informed: list[Connection[Message]] = []
-        self.listener = Listener(loop, listener_socket, config, 1, self)
+        self.listener = ControlPortListener(loop, listener_socket, config, 1, self)
 
     def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         self.informed.append(connection)

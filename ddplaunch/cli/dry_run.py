@@ -49,7 +49,7 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
     if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        _print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
+        _print_table_or_lines(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
     if alternative_command:
         write_text(
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",
@@ -57,7 +57,7 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
         )
 
 
-def _print_layout(plan: Plan, options: list[str] | None) -> None:
+def _print_table_or_lines(plan: Plan, options: list[str] | None) -> None:
     if sys.stdout.isatty():
         from ddplaunch.cli.plan_table import print_table
 

@@ -16,7 +16,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.options import Connections, Elastic, Nodes
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.addresses import (
-    Unresolvable,
+    UnresolvableName,
     check_interface,
     check_local_address,
     list_reachable_addresses,
@@ -26,7 +26,7 @@ from ddplaunch.system.plan.plan import Plan
 _NAME_RETRY_S = 1.0  # between two look-ups of node 0's own name
 
 
-class NameTimeout(LaunchError):
+class NameLookupTimedOut(LaunchError):
     """Node 0's own name did not resolve within --join-timeout."""
 
     exit_code = EXIT_UNAVAILABLE
@@ -40,7 +40,7 @@ def check_control_port(port: int, master_port: int) -> None:
         )
 
 
-def read_job_config(options: Options, address: str, master_port: int, cluster_env: ClusterEnv | None) -> JobConfig:
+def build_job_config(options: Options, address: str, master_port: int, cluster_env: ClusterEnv | None) -> JobConfig:
     """Return the config of a job whose node 0 is at this address. Raises UsageError if it has no valid control port."""
     lowest, highest = options[Nodes].nnodes
     port = None
@@ -67,7 +67,7 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
     return config
 
 
-def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:
+def check_node_options(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:
     """Raise UsageError if an option for the nodes is missing, or contradicts the plan or this machine.
 
     On node 0 its own name must resolve, which may take a while: ``note`` is called once while waiting for it.
@@ -76,12 +76,12 @@ def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) ->
         check_interface(interface)
     if plan.nnodes > 1:
         if config.port is None:
-            _check_single_node(plan)
+            _check_without_control(plan)
         else:
             _check_joining(config, plan, note)
 
 
-def _check_single_node(plan: Plan) -> None:
+def _check_without_control(plan: Plan) -> None:
     if plan.missing_options:
         *first, last = plan.missing_options
         names = f"{', '.join(first)} and {last}" if first else last
@@ -128,10 +128,10 @@ def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]
     while True:
         try:
             return check_local_address(address)
-        except Unresolvable as error:
+        except UnresolvableName as error:
             if time.monotonic() > deadline:
                 message = f"{error.message} in {timeout_s:g} s (--join-timeout)"
-                raise NameTimeout(message, error.hint) from None
+                raise NameLookupTimedOut(message, error.hint) from None
             if not noted:
                 note(f"cannot resolve --master-addr {address}, which is this machine; retrying")
             noted = True

@@ -15,10 +15,10 @@ from ddplaunch.base.options import Options
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.cli.node_config_options import read_node_config
+from ddplaunch.cli.node_config_options import build_node_config
 from ddplaunch.cli.node_start import NodeStart
-from ddplaunch.cli.planning import PlanInputs
-from ddplaunch.cli.show_option import missing_local_ranks
+from ddplaunch.cli.planning import PreparedPlan
+from ddplaunch.cli.show_option import missing_local_ranks_note
 from ddplaunch.cli.startup_notice import StartupNotice
 from ddplaunch.core.agent.node_rpc import NodeRpc
 from ddplaunch.core.agent.node_sides import NodeSides
@@ -40,7 +40,7 @@ from ddplaunch.core.output.screen import Screen, make_screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.interface_variables import find_unknown_interfaces
-from ddplaunch.system.network.reserved_port import check_loopback
+from ddplaunch.system.network.reserved_port import loopback_note
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
@@ -50,7 +50,7 @@ EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun ki
 
 
 def build_node_job(
-    planning: PlanInputs,
+    planning: PreparedPlan,
     show_rules: ShowRules,
     start: NodeStart,
     job_config: JobConfig,
@@ -62,7 +62,7 @@ def build_node_job(
     Raises UsageError if a port is taken, an interface does not exist, or a folder cannot be created.
     """
     plan, options = planning.plan, planning.options
-    show_note = missing_local_ranks(show_rules, plan)
+    show_note = missing_local_ranks_note(show_rules, plan)
     if listener_socket is None and not plan.has_node_rank:
         plan = planning.plan_for_node_rank(1)  # any node but 0, until node 0 assigns its rank
     check_store_file(plan.init_method, plan.run_id)
@@ -72,13 +72,13 @@ def build_node_job(
     if plan.nnodes > 1 and job_config.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
-        notes.append(check_loopback())
+        notes.append(loopback_note())
     if plan.world_size > 1:
         unknown = find_unknown_interfaces({**os.environ, **plan.rank_environment(plan.local_ranks[0])})
         where = "this machine" if plan.nnodes == 1 else host_name()  # over SSH all of them print to one terminal
         notes += (f"{each}: {where} has no such network interface" for each in unknown)
     print_notes(*filter(None, notes))
-    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    config = build_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)
 
 
@@ -167,7 +167,7 @@ class NodeJob:
             self._sides.close()
             self._control_socket.close(code)
         self._has_ended = True
-        if not self._screen.can_report:  # a signal has ended the wait for the reader of the output
+        if not self._screen.is_stderr_drained:  # a signal has ended the wait for the reader of the output
             self._runner.exit_code = code
             self._sides.finish()
             return code

@@ -7,7 +7,7 @@ import os
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.show_option import read_merge
+from ddplaunch.cli.show_option import merges_equal_lines
 from ddplaunch.core.node_config import NodeConfig, ScreenOptions, ShowRules
 from ddplaunch.core.options import Inspecting, Output
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
@@ -23,7 +23,7 @@ QUIET_WAIT_S = 5.0
 """Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(
+def build_node_config(
     options: Options,
     plan: Plan,
     show: ShowRules,
@@ -40,7 +40,7 @@ def read_node_config(
             output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
             quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
             colour=is_colour_allowed(),
-            merge=read_merge(options),
+            merge=merges_equal_lines(options),
         ),
         inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
         options=options,

@@ -32,20 +32,20 @@ _OF_PROGRAMS = ("_ADDRESS", "_ADDRESSES")
 _OF_TESTS = f"{VARIABLE_PREFIX}TEST"
 
 
-def drop_variables_of_host(environ: MutableMapping[str, str]) -> None:
+def drop_option_variables(environ: MutableMapping[str, str]) -> None:
     """In a launcher that was started over SSH, remove variables that set options: its command line has all options."""
     if environ.get(OVER_SSH_VARIABLE):
         for name in (_ONLY_OPTIONS - {f"{VARIABLE_PREFIX}DOMAIN"}) & environ.keys():  # each host has its own domain
             del environ[name]
 
 
-def _find_near(name: str) -> str | None:
+def _find_similar_variable(name: str) -> str | None:
     known = [each.removeprefix(VARIABLE_PREFIX) for each in OPTION_VARIABLES]
     near = closest_match(name.removeprefix(VARIABLE_PREFIX), known)
     return near and VARIABLE_PREFIX + near
 
 
-def note_unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+def unknown_variable_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return notes on DDPLAUNCH_* variables that set no known option."""
     names = [name for name in environ if name.startswith(VARIABLE_PREFIX)]
     if not names or IN_RANK_VARIABLE in environ:
@@ -55,5 +55,5 @@ def note_unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
         f"{name} has no effect: " + (f"did you mean {near}?" if near else "there is no such option")
         for name in unknown
         if not name.endswith(_OF_PROGRAMS) and not name.startswith(_OF_TESTS)
-        for near in [_find_near(name)]
+        for near in [_find_similar_variable(name)]
     )

@@ -35,7 +35,7 @@ def render_page(markdown: str, columns: int, *, colour: bool) -> str:
         highlight=False,
     )
     with console.capture() as captured:
-        console.print(_Page(_without_markup(markdown), hyperlinks=False), crop=False)
+        console.print(_Page(_without_html_and_links(markdown), hyperlinks=False), crop=False)
     return re.sub(r"[ \t]+(?=\n)", "", captured.get())
 
 
@@ -53,7 +53,7 @@ class _Page(Markdown):
     elements: ClassVar = {**Markdown.elements, "fence": _Code, "code_block": _Code}
 
 
-def _without_markup(markdown: str) -> str:
+def _without_html_and_links(markdown: str) -> str:
     """Remove pictures and HTML from Markdown, and replace links by their text or the name of a help page."""
     text = re.sub(r"<!--.*?-->|^<[^>\n]*>$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)(\{[^}\n]*\})?", "", text)

@@ -30,7 +30,7 @@ def print_table(plan: Plan, options: Sequence[str] | None) -> None:
     """Print the plan; ``options`` are repeated in the other nodes' commands; None: the other nodes need no command."""
     console = Console(highlight=False, no_color=not is_colour_allowed())
 
-    def grid(*columns: str) -> Table:
+    def make_table(*columns: str) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=bool(columns))
         for name in columns:
             right = name in ("rank", "node", "local")
@@ -41,19 +41,19 @@ def print_table(plan: Plan, options: Sequence[str] | None) -> None:
         console.print(Padding(renderable, (0, 0, 0, 2)))
 
     console.print(Text(format_headline(plan), "bold"))
-    facts = grid()
+    facts = make_table()
     for fact in list_facts(plan):
         unsure = fact.source in (SOURCE_ASSUMED, SOURCE_MISSING)
         facts.add_row(Text(fact.name), Text(fact.value), Text(fact.source, "yellow" if unsure else "dim"))
     show(facts)
     console.print()
     if programs := list_programs(plan):
-        beside = grid(*PROGRAM_HEADS)
+        beside = make_table(*PROGRAM_HEADS)
         for row in programs:
             beside.add_row(*map(Text, row))
         show(beside)
         console.print()
-    ranks = grid("rank", "node", "local", "host", "device", "cpus")
+    ranks = make_table("rank", "node", "local", "host", "device", "cpus")
     for rank in plan.shown_ranks[:MAX_ROWS]:
         ranks.add_row(*map(Text, format_row(plan, rank)), style="" if rank.node_rank == plan.node_rank else "dim")
     show(ranks)

@@ -15,9 +15,9 @@ from ddplaunch.cli.cluster_detection import (
     check_lone_node,
     cluster_notes,
     detect_cluster,
-    equal_trainings_note,
-    ignored_rank_variables,
-    to_started_rank,
+    ignored_variables_note,
+    separate_trainings_note,
+    to_external_rank,
 )
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.core.feature_registry import load_features
@@ -33,7 +33,7 @@ from ddplaunch.system.plan.planner import PlanSpec, make_plan
 from ddplaunch.system.target.target import Target
 
 
-class PlanInputs(Struct, frozen=True):
+class PreparedPlan(Struct, frozen=True):
     """A plan, and the options and the cluster environment from which it was made."""
 
     plan: Plan
@@ -42,15 +42,15 @@ class PlanInputs(Struct, frozen=True):
     plan_for_node_rank: Callable[[int], Plan]  # with --node-rank auto: the plan of another node rank
 
 
-def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
+def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> PreparedPlan:
     """Plan the job. ``remote``: a dry run of a job over SSH; the hosts are assumed to be like this machine.
 
     Raises UsageError if the options contradict each other, the cluster environment, or this machine.
     """
     all_notes = list(notes)
-    if ignored := ignored_rank_variables(options):
+    if ignored := ignored_variables_note(options):
         all_notes.append(ignored)
-    if not remote and (equal := equal_trainings_note(options)):
+    if not remote and (equal := separate_trainings_note(options)):
         all_notes.append(equal)
     options, cluster_env = detect_cluster(options)
     if options[Elastic].spares and (remote or cluster_env) and not options.is_set("nnodes"):
@@ -75,7 +75,7 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
     if not remote and (note := check_lone_node(options, cluster_env, plan)):
         all_notes.append(note)
         plan = plan_as(0)
-    return PlanInputs(plan, options, cluster_env, plan_as)
+    return PreparedPlan(plan, options, cluster_env, plan_as)
 
 
 def _describe_spares(options: Options) -> str:
@@ -111,8 +111,8 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
         "nnodes": highest + spares,
         "min_nodes": lowest,
         "node_rank": node_rank,
-        "started_rank": to_started_rank(cluster_env),
-        "sources": dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
+        "started_rank": to_external_rank(cluster_env),
+        "sources": dict.fromkeys(options.names_from_cluster, cluster_env.cluster) if cluster_env else {},
         "has_node_rank": nodes.node_rank != AUTO,
     }
     same = {name: options.value(name) for name in PlanSpec.__struct_fields__ if name in options.sources}

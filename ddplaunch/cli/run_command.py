@@ -16,32 +16,32 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
-from ddplaunch.cli.click_commands import print_left_out
+from ddplaunch.cli.click_commands import print_left_out_plugins
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.dry_run import print_plan
-from ddplaunch.cli.job_config_options import check_nodes, read_job_config
-from ddplaunch.cli.option_variables import drop_variables_of_host, note_unknown_variables
-from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
+from ddplaunch.cli.job_config_options import build_job_config, check_node_options
+from ddplaunch.cli.option_variables import drop_option_variables, unknown_variable_notes
+from ddplaunch.cli.planning import PreparedPlan, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
 from ddplaunch.cli.target_args import (
     ParseNotes,
     check_target,
-    current_directory,
     make_option_lookup,
-    parse_notes_for,
+    make_parse_notes,
+    require_current_folder,
     resolve_target,
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
-from ddplaunch.core.feature import RunInstead
+from ddplaunch.core.feature import ReplacementLauncher
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.core.output.log_message import FORMATTER
-from ddplaunch.system.target.spawn_call import note_spawn_call
+from ddplaunch.system.target.spawn_call import spawn_call_note
 from ddplaunch.system.target.target import Target
 
 
@@ -67,8 +67,8 @@ class _RunCommand(TargetCommand):
         # Before parsing, so that errors of parsing are written in the requested form too.
         typed_json = "--log-json" in takewhile(lambda word: word != "--", args)
         FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
-        print_left_out()
-        drop_variables_of_host(os.environ)
+        print_left_out_plugins()
+        drop_option_variables(os.environ)
         known = spellings(self.get_params(ctx))
         args = load_features().rewrite_words(args, known)
         translation = translate_torchrun(args, known, os.environ)
@@ -76,7 +76,7 @@ class _RunCommand(TargetCommand):
         if requested := [word for word in line.options if word in HELP]:
             return super().parse_args(ctx, requested[:1])
         check_target(line, known, "run")
-        ctx.obj = parse_notes_for(line, translation, note_unknown_variables(os.environ))
+        ctx.obj = make_parse_notes(line, translation, unknown_variable_notes(os.environ))
         try:
             return super().parse_args(ctx, [*line.options, "--", line.target or "", *line.program_args])
         except click.BadOptionUsage as error:
@@ -110,7 +110,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
     file_notes: tuple[str, ...] = ()
     with ExitStack() as undo:  # called unless the job starts
         try:
-            options, file_notes = with_project_defaults(options, current_directory(), os.environ)
+            options, file_notes = with_project_defaults(options, require_current_folder(), os.environ)
             options[DryRun].check_contradictions(options)
             target = resolve_target(options, parse_notes.lookalike_note)
             check_token(options[Nodes].token)
@@ -118,7 +118,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
             if instead:
                 instead.check()
                 if not options[DryRun].dry_run:
-                    return _run_instead(instead, target, options, parse_notes, file_notes)
+                    return _run_by_feature(instead, target, options, parse_notes, file_notes)
             inputs, show_rules = _make_plan(options, target, instead, parse_notes, file_notes)
             if options[DryRun].dry_run:
                 print_plan(inputs.plan, inputs.options, parse_notes.alternative_command, is_remote=instead is not None)
@@ -131,8 +131,8 @@ def run(ctx: click.Context, /, **_: object) -> int:
             from ddplaunch.cli.job_launch import build_node_job
             from ddplaunch.core.net.link import listen_on_node_zero
 
-            job_config = read_job_config(inputs.options, plan.master_addr, plan.master_port, inputs.cluster_env)
-            check_nodes(plan, job_config, print_notes)
+            job_config = build_job_config(inputs.options, plan.master_addr, plan.master_port, inputs.cluster_env)
+            check_node_options(plan, job_config, print_notes)
             if plan.nnodes > 1:
                 listener_socket = listen_on_node_zero(plan, job_config)
             job = build_node_job(inputs, show_rules, start, job_config, listener_socket)
@@ -146,12 +146,12 @@ def run(ctx: click.Context, /, **_: object) -> int:
             declining.notify_other_nodes(error, options, listener_socket)
             return error.exit_code
     code = job.run()
-    print_left_out()  # a plug-in that has raised
+    print_left_out_plugins()  # a plug-in that has raised
     return code
 
 
-def _run_instead(
-    instead: RunInstead, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
+def _run_by_feature(
+    instead: ReplacementLauncher, target: Target, options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> int:
     """Let a feature run the job (as over SSH) instead of a launcher on this machine; return the exit code."""
     FORMATTER.run_id = new_run_id(options, target)
@@ -166,10 +166,10 @@ def _lookalikes(parse_notes: ParseNotes) -> list[str]:
 def _make_plan(
     options: Options,
     target: Target,
-    instead: RunInstead | None,
+    instead: ReplacementLauncher | None,
     parse_notes: ParseNotes,
     file_notes: tuple[str, ...],
-) -> tuple[PlanInputs, ShowRules]:
+) -> tuple[PreparedPlan, ShowRules]:
     """Return the plan and the rules for shown output; ``instead``: the feature that would run the job, in a dry run."""
     notes = [*parse_notes.torchrun_notes, *file_notes]
     if instead:
@@ -182,6 +182,6 @@ def _make_plan(
     FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
     show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
-        spawn = note_spawn_call(target, len(plan.local_ranks))
+        spawn = spawn_call_note(target, len(plan.local_ranks))
         print_notes(*_lookalikes(parse_notes), *([spawn] if spawn else []))
     return planning, show_rules

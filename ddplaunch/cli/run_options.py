@@ -29,7 +29,7 @@ def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[Option
     return groups
 
 
-def _added_groups() -> list[type[OptionGroup]]:
+def _feature_groups() -> list[type[OptionGroup]]:
     """Return the option groups of all features; a plug-in with an invalid or duplicate option is left out."""
     registry, taken = load_features(), _spellings(CORE_GROUPS)
     groups: list[type[OptionGroup]] = []
@@ -52,7 +52,7 @@ def _spellings(groups: Iterable[type[OptionGroup]]) -> set[str]:
     return {text for kind in groups for option in declared_options(kind) for text in (*option.opts, option.name)}
 
 
-GROUPS = tuple(arrange_groups(CORE_GROUPS, _added_groups()))
+GROUPS = tuple(arrange_groups(CORE_GROUPS, _feature_groups()))
 """All groups, in the order of the help."""
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))
@@ -67,7 +67,7 @@ COMMON_OPTIONS = (*(option.opts[-1] for option in OPTIONS if option.is_common), 
 """The options in ``--help``."""
 
 
-def _find_sections() -> dict[str, list[str]]:
+def _make_help_sections() -> dict[str, list[str]]:
     sections: dict[str, list[str]] = {}
     for kind in GROUPS:
         names = [option.opts[-1] for option in declared_options(kind) if not option.is_argument]
@@ -76,5 +76,5 @@ def _find_sections() -> dict[str, list[str]]:
     return sections
 
 
-SECTIONS = _find_sections()
+SECTIONS = _make_help_sections()
 """The headings of ``--help-all`` and the options under each."""

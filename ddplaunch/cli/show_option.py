@@ -33,7 +33,7 @@ def read_show_rules(options: Options, plan: Plan) -> ShowRules:
     return shown
 
 
-def read_merge(options: Options) -> bool | None:
+def merges_equal_lines(options: Options) -> bool | None:
     """Return whether equal lines of several ranks are merged; None: only in a terminal."""
     output = options[Output]
     return output.merge if uses_rank_only(output.prefix) and (output.merge or output.stdin is None) else False
@@ -67,7 +67,7 @@ def _parse_show(text: str, plan: Plan) -> ShowRules:
     return ShowRules(tuple(rules))
 
 
-def missing_local_ranks(shown: ShowRules, plan: Plan) -> str | None:
+def missing_local_ranks_note(shown: ShowRules, plan: Plan) -> str | None:
     """Return a note on local ranks in --show that node 0 does not have, None if there are none."""
     count = len(plan.local_ranks)
     missing = {rule.rank for rule in shown.rules if rule.is_local_rank and rule.rank is not None and rule.rank >= count}

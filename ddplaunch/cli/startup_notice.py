@@ -36,11 +36,11 @@ class StartupNotice:
             case AttemptPlanned(plan=plan):
                 self._pending_ranks = len(plan.local_ranks)
                 self._activity = f"importing {_name_modules(self._modules)}" if self._modules else "waiting for Python"
-                self._begin()
+                self._restart_timer()
             case ZygoteReady():
                 self._activity = "waiting for their processes"
                 if self._timer is not None:
-                    self._begin()
+                    self._restart_timer()
             case RankStarted():
                 self._pending_ranks -= 1
                 if not self._pending_ranks:
@@ -48,7 +48,7 @@ class StartupNotice:
             case SignalReceived() | AttemptSwept() | JobEnded():
                 self._end()
 
-    def _begin(self) -> None:
+    def _restart_timer(self) -> None:
         self._end()
         self._timer = self._loop.call_later(STARTUP_NOTICE_DELAY_S, self._show_notice)
 

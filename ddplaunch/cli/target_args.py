@@ -12,7 +12,7 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import (
-    SplitArgv,
+    ArgvParts,
     TranslatedArgv,
     command_with_dry_run_for_program,
     end_of_options,
@@ -57,7 +57,7 @@ def check_not_pasted(words: Sequence[str], known: Mapping[str, bool], *, options
     if _LAUNCHERS.fullmatch(option_name(first)) and (options or not is_option(first)):
         from ddplaunch.cli.pasted import pasted_line  # few lines need it
 
-        pasted_line.check_not_pasted(words, known)
+        pasted_line.check_not_other_launcher(words, known)
 
 
 def translate_torchrun(
@@ -76,7 +76,7 @@ def translate_torchrun(
     return translate(words, known, environ, refused=refused, skipped=skipped)
 
 
-def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> None:
+def check_target(line: ArgvParts, known: Mapping[str, bool], command: str) -> None:
     """Check that a command line has a target. Raises UsageError if not."""
     if line.target is None:
         values = [pair for pair in zip(line.options, line.options[1:], strict=False) if known.get(pair[0])]
@@ -85,7 +85,7 @@ def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> No
         raise UsageError(f"the target is missing{taken}", hint)
 
 
-def parse_notes_for(line: SplitArgv, translation: TranslatedArgv, notes: tuple[str, ...] = ()) -> ParseNotes:
+def make_parse_notes(line: ArgvParts, translation: TranslatedArgv, notes: tuple[str, ...] = ()) -> ParseNotes:
     """Return the notes on a command line, ``notes`` among them."""
     lookalikes = None
     if line.lookalikes:
@@ -96,24 +96,24 @@ def parse_notes_for(line: SplitArgv, translation: TranslatedArgv, notes: tuple[s
     return ParseNotes((*translation.notes, *notes), lookalikes, command_with_dry_run_for_program(line), from_variables)
 
 
-def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
+def make_option_lookup() -> Callable[[ArgvParts, str], bool]:
     """Return a function that says whether the target's source file names an option; its first call reads the file."""
 
     @cache
     def find(target: str, as_module: bool, as_program: bool) -> Target | None:
         try:
-            return find_target(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
+            return find_target(target, (), as_module=as_module, as_program=as_program, cwd=require_current_folder())
         except UsageError:  # reported later by ``resolve_target``
             return None
 
-    def has_option(line: SplitArgv, option: str) -> bool:
+    def has_option(line: ArgvParts, option: str) -> bool:
         target = find(line.target or "", not {"-m", "--module"}.isdisjoint(line.options), "--no-python" in line.options)
         return target is not None and target.has_option(option)
 
     return has_option
 
 
-def current_directory() -> str:
+def require_current_folder() -> str:
     try:
         return os.getcwd()
     except OSError:
@@ -127,7 +127,7 @@ def resolve_target(options: Options, lookalike_note: str | None) -> Target:
     Raises UsageError if the target does not exist, cannot be run, lacks an argument, or contradicts an option.
     """
     typed = options[TargetOptions]
-    where = current_directory()
+    where = require_current_folder()
     target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
     if target.signature is not None:
         if is_help_request(target.signature, target.args):

@@ -32,7 +32,7 @@ LOCAL_CLOCK = ClockOffset(0.0, 0.0)
 UNKNOWN = ClockOffset(0.0, math.inf)
 
 
-class _Sample(Struct, frozen=True):
+class _OffsetMeasurement(Struct, frozen=True):
     """The clock offset from one heartbeat and its reply; its error grows with time, so that a newer sample wins."""
 
     ahead: float
@@ -42,7 +42,7 @@ class _Sample(Struct, frozen=True):
     def error_at(self, now: float) -> float:
         return self.error + MAX_DRIFT * (now - self.taken)
 
-    def is_consistent_with(self, later: _Sample) -> bool:
+    def is_consistent_with(self, later: _OffsetMeasurement) -> bool:
         return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
 
 
@@ -74,7 +74,7 @@ class PeerClock:
     def __init__(self) -> None:
         self._sent: dict[float, float] = {}  # monotonic time of own heartbeats, by the wall-clock time in them
         self._last_received: tuple[float, float] | None = None  # time in the peer's last heartbeat, and of its arrival
-        self._best: _Sample | None = None
+        self._best: _OffsetMeasurement | None = None
 
     def build_heartbeat(self, now: ClockReading | None = None) -> HeartbeatMessage:
         """Build the heartbeat to send now."""
@@ -94,7 +94,7 @@ class PeerClock:
         if sent_at is None or (round_trip := moment - sent_at - heartbeat.held_s) < 0:
             return
         error = round_trip / 2 + MAX_DRIFT * heartbeat.held_s
-        sample, best = _Sample(heartbeat.clock + round_trip / 2 - clock, error, moment), self._best
+        sample, best = _OffsetMeasurement(heartbeat.clock + round_trip / 2 - clock, error, moment), self._best
         # An inconsistent sample: a clock was set or stopped, so the earlier offset is wrong.
         if best is None or sample.error <= best.error_at(moment) or not best.is_consistent_with(sample):
             self._best = sample

@@ -136,7 +136,7 @@ class RankFailure(Struct, frozen=True):
         return name if self.traceback and name.isidentifier() else None
 
     @property
-    def follows_stop_signal(self) -> bool:
+    def was_ended_by_stop_signal(self) -> bool:
         """Whether a stop signal ended the rank: a scheduler sends such a signal to ranks too, which may end first."""
         return self.shell_exit_code - EXIT_SIGNAL in STOP_SIGNALS or self.exception_type == "KeyboardInterrupt"
 
@@ -243,7 +243,7 @@ def first_line(message: str, limit: int = 100) -> str:
     return sanitize_line(re.sub(_TORCH_SOURCE_PREFIX, "… ", first), limit)
 
 
-def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
+def limit_failure_texts(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
     """Yield failures with their full texts up to ``limit`` characters in total, the rest with one line each."""
     for failure in failures:
         limit -= failure.text_length
@@ -261,14 +261,16 @@ def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: 
     If all are secondary, a timeout comes before lost connections: the rank that timed out closed them by failing.
     """
 
-    def order(failure: RankFailure) -> tuple[bool, bool, float]:
+    def sort_key(failure: RankFailure) -> tuple[bool, bool, float]:
         return failure.is_secondary, failure.is_secondary and not failure.is_timeout, failure.moment
 
-    ordered = sorted(failures, key=order)
+    ordered = sorted(failures, key=sort_key)
     first = ordered[0]
     first = min((each for each in ordered if each.signature == first.signature), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.signature == first.signature))
-    others = tuple(limit_text((each for each in ordered if each.signature != first.signature), MAX_REPORT_CHARS))
+    others = tuple(
+        limit_failure_texts((each for each in ordered if each.signature != first.signature), MAX_REPORT_CHARS)
+    )
     return FailureReport(first, alike, others, stopped, world_size)
 
 

@@ -177,7 +177,7 @@ class FeatureContext(Struct, frozen=True):
         return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
-class RunInstead(ABC):
+class ReplacementLauncher(ABC):
     """Runs the job in place of this launcher, for example on other hosts."""
 
     @abstractmethod
@@ -369,7 +369,7 @@ class Feature:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
 
-    def run_instead(self, options: Options) -> RunInstead | None:
+    def run_instead(self, options: Options) -> ReplacementLauncher | None:
         """Return what runs the job in place of this launcher; None if the options do not request it."""
         return None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ddplaunch.base.entry_points import EntryPoint, find_entry_points
 from ddplaunch.base.errors import LaunchError, sanitize_line
-from ddplaunch.core.feature import Command, Feature, RunInstead, SchedulerEntry
+from ddplaunch.core.feature import Command, Feature, ReplacementLauncher, SchedulerEntry
 from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class FeatureRegistry:
             words = feature.rewrite_words(words, known)
         return words
 
-    def run_instead(self, options: Options) -> RunInstead | None:
+    def run_instead(self, options: Options) -> ReplacementLauncher | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
         return next(filter(None, (self.call(name, feature.run_instead, options) for name, feature in self)), None)
 

@@ -55,12 +55,12 @@ class IsolatedLoop(Isolation, EventLoop):
     def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         guarded = self.guard(callback)
 
-        def ready() -> None:
+        def on_ready() -> None:
             guarded()
             if self.failed:
                 self._loop.unwatch_fd(fd)
 
-        self._loop.watch_fd(fd, ready, write=write)
+        self._loop.watch_fd(fd, on_ready, write=write)
 
     def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
         self._loop.unwatch_fd(fd, write=write)
@@ -80,19 +80,21 @@ class IsolatedLoop(Isolation, EventLoop):
         self._loop.run_once()
 
 
-def not_isolated(call_soon: Callable[[Callback], object], function: Callable[[R], object]) -> Callable[[R], None]:
+def raise_errors_in_loop(
+    call_soon: Callable[[Callback], object], function: Callable[[R], object]
+) -> Callable[[R], None]:
     """Wrap a function of the core that features call: its exception is raised by the loop, so that it ends the job.
 
     Otherwise the exception would only disable the feature, and the job would wait for what the core has not done.
     """
 
-    def call(argument: R) -> None:
+    def call_and_post_error(argument: R) -> None:
         try:
             function(argument)
         except Exception as error:
             call_soon(partial(_raise, error))
 
-    return call
+    return call_and_post_error
 
 
 def _raise(error: Exception) -> NoReturn:

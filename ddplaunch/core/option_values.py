@@ -26,10 +26,10 @@ MAX_NAME = 100  # characters; names of folders are made of it
 UNBOUNDED = float("inf")
 
 
-def number_reader(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
+def make_number_parser(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
     """Return a parser of numbers from ``lowest`` to ``highest``; errors say that ``expected`` was expected."""
 
-    def read(option: Option, text: str | None) -> Any:
+    def parse_number(option: Option, text: str | None) -> Any:
         if text is None:
             return None
         value = parse(text)
@@ -37,10 +37,10 @@ def number_reader(parse: Callable[[str], float | None], lowest: float, highest: 
             raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
         return value
 
-    return read
+    return parse_number
 
 
-integer = number_reader(parse_int, -UNBOUNDED, UNBOUNDED, "a whole number")
+integer = make_number_parser(parse_int, -UNBOUNDED, UNBOUNDED, "a whole number")
 UNITS = TIME_UNITS
 
 
@@ -50,8 +50,8 @@ def parse_seconds(text: str) -> float | None:
     return None if value is None else value * UNITS.get(text[-1:], 1)
 
 
-seconds = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
-time_limit = number_reader(
+seconds = make_number_parser(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
+time_limit = make_number_parser(
     parse_seconds, 1, 52 * WEEK_S, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h"
 )
 

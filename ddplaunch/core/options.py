@@ -14,7 +14,7 @@ from ddplaunch.core.option_values import (
     format_nnodes,
     format_signal,
     integer,
-    number_reader,
+    make_number_parser,
     parse_name,
     parse_nnodes,
     parse_node_rank,
@@ -33,12 +33,12 @@ from ddplaunch.system.plan.plan import DEFAULT_ROLE
 LOG_JSON_VARIABLE = "DDPLAUNCH_LOG_JSON"
 """The variable for ``--log-json``."""
 
-_port = number_reader(parse_int, 1, 65535, "a port from 1 to 65535")
-_any_port = number_reader(parse_int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
-_count = number_reader(parse_int, 0, UNBOUNDED, "a number from 0 up")
-_segment = number_reader(parse_int, 1, UNBOUNDED, "a number from 1 up")
-_niceness = number_reader(parse_int, 0, 19, "a number from 0 to 19")
-_heartbeat_timeout = number_reader(
+_port = make_number_parser(parse_int, 1, 65535, "a port from 1 to 65535")
+_any_port = make_number_parser(parse_int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
+_count = make_number_parser(parse_int, 0, UNBOUNDED, "a number from 0 up")
+_segment = make_number_parser(parse_int, 1, UNBOUNDED, "a number from 1 up")
+_niceness = make_number_parser(parse_int, 0, 19, "a number from 0 to 19")
+_heartbeat_timeout = make_number_parser(
     parse_seconds,
     MIN_HEARTBEAT_TIMEOUT_S,
     WEEK_S,

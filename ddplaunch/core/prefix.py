@@ -60,7 +60,7 @@ def make_prefixes(template: str, plan: Plan) -> tuple[dict[int, str], int]:
         return {}, 0
     node_values = {"host": host_name(), "role": plan.rank_environment(plan.local_ranks[0])["ROLE_NAME"]}
 
-    def fill(rank: int, local_rank: int, node_rank: int | None) -> str:
+    def fill_template(rank: int, local_rank: int, node_rank: int | None) -> str:
         numbers = {"rank": rank, "local_rank": local_rank, "node_rank": "?" if node_rank is None else node_rank}
         values: dict[str, object] = {**node_values, **numbers}
         return re.sub(_FIELD, lambda match: str(values[match[1]]), template).rstrip()
@@ -68,6 +68,6 @@ def make_prefixes(template: str, plan: Plan) -> tuple[dict[int, str], int]:
     prefixes: dict[int, str] = {}
     for rank in plan.local_ranks:
         node_rank, local_rank = plan.node_and_local_rank(rank)
-        prefixes[rank.rank] = fill(rank.rank, local_rank, node_rank)
-    last = fill(plan.world_size - 1, max(rank.local_rank for rank in plan.local_ranks), plan.nnodes - 1)
+        prefixes[rank.rank] = fill_template(rank.rank, local_rank, node_rank)
+    last = fill_template(plan.world_size - 1, max(rank.local_rank for rank in plan.local_ranks), plan.nnodes - 1)
     return prefixes, max(map(len, [*prefixes.values(), last]))

@@ -37,7 +37,7 @@ class Kind:
     def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int, now: float) -> Any:
         """Merge the nodes' replies into one; ``silent_nodes``: those that did not finish in time, as "node 2 (n2)"."""
 
-    def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
+    def convert_for_requester(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
         """Return a merged reply in the form for the node that sent the request."""
         return reply
 

@@ -45,10 +45,10 @@ class ZygotePlan(Struct, frozen=True):
 
     def to_json(self) -> dict[str, object]:
         """Return the part of the plan that ``--dry-run`` and the event ``zygote_ready`` show."""
-        because, excluded = self.explain(None)
+        because, excluded = self.explain_exclusions(None)
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
 
-    def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    def explain_exclusions(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
         """Return why ``modules`` lacks some imports, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
 

@@ -32,14 +32,14 @@ class InspectKind(Kind):
         The moment of the reply is used, not ``offset``, which may not be known yet.
         """
 
-        def convert(moment: float) -> float:
+        def convert_moment(moment: float) -> float:
             return moment and min(max(0.0, to_local_time(moment, reply.moment, now)), now)  # 0 is unknown
 
         def convert_rank(rank: RankInspection) -> RankInspection:
-            last = tuple(replace(each, entered=convert(each.entered)) for each in rank.last)
-            return replace(rank, ended=rank.ended and convert(rank.ended), last=last)
+            last = tuple(replace(each, entered=convert_moment(each.entered)) for each in rank.last)
+            return replace(rank, ended=rank.ended and convert_moment(rank.ended), last=last)
 
-        programs = tuple(replace(each, since=convert(each.since)) for each in reply.programs)
+        programs = tuple(replace(each, since=convert_moment(each.since)) for each in reply.programs)
         return replace(reply, ranks=tuple(map(convert_rank, reply.ranks)), programs=programs)
 
     def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int, now: float) -> Inspection:
@@ -48,7 +48,7 @@ class InspectKind(Kind):
         programs = tuple(each for part in replies.values() for each in part.programs)
         return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only, programs=programs)
 
-    def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
+    def convert_for_requester(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
         """Return the inspection with its slow ranks; in a large job, other nodes than node 0 get one stack per rank."""
         if any(rank.arrivals for rank in reply.ranks):
             nodes = {each.rank: number for number, part in replies.items() for each in part.ranks}

@@ -19,10 +19,10 @@ from ddplaunch.observe.diagnosis.rank_position import (
     PACKAGE_PATH,
     UNRECORDED_FUNCTIONS,
     busy_workers,
-    describe_call,
+    describe_rank_activity,
+    differing_library_calls,
     distributed_call_of,
     format_location,
-    library_calls,
     user_line_of,
     worker_noun,
 )
@@ -44,7 +44,7 @@ def render_stacks(inspection: Inspection) -> str:
     lines += [click.style(f"note: {note}", fg="yellow") for note in inspection_notes(inspection)]
     has_many_hosts = len({rank.host for rank in inspection.ranks}) > 1
     groups = group_ranks(inspection)
-    calls = library_calls(inspection.ranks, [group.example for group in groups])
+    calls = differing_library_calls(inspection.ranks, [group.example for group in groups])
     for group in groups:
         lines += ["", *_render_group(group, inspection, has_many_hosts, calls.get(group.example.rank))]
     if programs := [*describe_programs(inspection)]:
@@ -111,7 +111,9 @@ def _render_group(
     rank = group.example
     line = user_line_of(rank)
     state = group.description + (f" for {_seconds(group.waited_s)}" if group.waited_s is not None else "")
-    place = describe_call(rank, library_call) if group.state == RUNNING else format_location(line) if line else ""
+    place = (
+        describe_rank_activity(rank, library_call) if group.state == RUNNING else format_location(line) if line else ""
+    )
     heading = f"{place} ({state})" if place else state
     yield click.style(f"{format_ranks(group.ranks)}{where}: {sanitize_line(heading, 300)}", fg="cyan", bold=True)
     if rank.no_stack:
@@ -119,10 +121,10 @@ def _render_group(
     for number, thread in enumerate(_informative_threads(rank)):
         if number:
             yield click.style(f"  another {sanitize_line(thread.title)}:", dim=True)
-        yield from _stack(thread)
+        yield from _render_stack(thread)
     for worker in busy_workers(rank)[:_MAX_THREADS]:
         yield click.style(f"  its {worker_noun(rank)} (pid {worker.pid}):", dim=True)
-        yield from _stack(Thread(worker.frames))
+        yield from _render_stack(Thread(worker.frames))
 
 
 def _informative_threads(rank: RankInspection) -> list[Thread]:
@@ -131,14 +133,14 @@ def _informative_threads(rank: RankInspection) -> list[Thread]:
     return [*rank.threads[:1], *others[:_MAX_THREADS]]
 
 
-def _stack(thread: Thread) -> Iterator[str]:
+def _render_stack(thread: Thread) -> Iterator[str]:
     """Yield the lines of a stack, the innermost call first; of library frames, only the innermost one is shown."""
     left = MAX_USER_FRAMES
     for is_own, run in groupby(thread.frames, key=lambda frame: frame.own):
         frames = list(run)
         if not is_own:
             innermost = frames[0] is thread.frames[0]
-            yield from (_format_library_frames(frames) if innermost else [_format_skipped(frames)])
+            yield from (_format_library_frames(frames) if innermost else [_format_skipped_frames(frames)])
             continue
         yield from (f"  {sanitize_line(format_location(frame))}" for frame in frames[:left])
         left -= len(frames)
@@ -152,10 +154,10 @@ def _format_library_frames(frames: Sequence[Frame]) -> Iterator[str]:
     first = frames[0]
     yield click.style(f"  {sanitize_line(first.function)} at {_short_path(first.file)}:{first.line}", dim=True)
     if frames[1:]:
-        yield _format_skipped(frames[1:])
+        yield _format_skipped_frames(frames[1:])
 
 
-def _format_skipped(frames: Sequence[Frame]) -> str:
+def _format_skipped_frames(frames: Sequence[Frame]) -> str:
     packages = dict.fromkeys(_package_name(frame.file) for frame in frames)
     return click.style(f"  … {format_count(len(frames), 'call')} in {', '.join(list(packages)[:3])}", dim=True)
 

@@ -52,18 +52,18 @@ def next_name(stem: str, *, plain_first: bool, reserve: bool) -> str:
     """
     with suppress(OSError):
         if path := history_dir():
-            return _next_name(path, stem, plain_first, reserve)
+            return _choose_next_name(path, stem, plain_first, reserve)
     return random_name()
 
 
-def _next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str:
+def _choose_next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str:
     """Return the name for the next run, and reserve its number if asked; raise OSError if that fails."""
     folder = os.path.join(os.path.dirname(history), "names")
     path = os.path.join(folder, stem)
     if not reserve:
         with suppress(OSError):
-            return _format_free(history, stem, _parse(read_regular_file(path, MAX_BYTES)), plain_first)[0]
-        return _format_free(history, stem, 0, plain_first)[0]
+            return _find_free_name(history, stem, _parse(read_regular_file(path, MAX_BYTES)), plain_first)[0]
+        return _find_free_name(history, stem, 0, plain_first)[0]
     parent = open_history_dir(folder, create=True)
     try:
         fd = os.open(stem, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -71,14 +71,14 @@ def _next_name(history: str, stem: str, plain_first: bool, reserve: bool) -> str
         os.close(parent)
     try:
         _lock(fd)
-        name, number = _format_free(history, stem, _parse(os.read(fd, MAX_BYTES)), plain_first)
+        name, number = _find_free_name(history, stem, _parse(os.read(fd, MAX_BYTES)), plain_first)
         os.ftruncate(fd, os.pwrite(fd, b"%d\n" % number, 0))  # a damaged file may be longer
     finally:
         os.close(fd)
     return name
 
 
-def _format_free(history: str, stem: str, last: int, plain_first: bool) -> tuple[str, int]:
+def _find_free_name(history: str, stem: str, last: int, plain_first: bool) -> tuple[str, int]:
     """Return the first name with a number above ``last`` that no recorded run has, and the number."""
     number = last
     while True:

@@ -12,7 +12,7 @@ from ddplaunch.cli import argv_splitter
 from ddplaunch.cli.argv_splitter import (
     TRAILING_OPTIONS,
     ArgvGrammar,
-    SplitArgv,
+    ArgvParts,
     TranslatedArgv,
     command_with_dry_run_for_program,
 )
@@ -36,16 +36,16 @@ OPTIONS = {
 }
 
 
-def split(line: str, named: frozenset[str] = frozenset(), *, ends_at_target: bool = False, **how) -> SplitArgv:
+def split(line: str, named: frozenset[str] = frozenset(), *, ends_at_target: bool = False, **how) -> ArgvParts:
     typed = TranslatedArgv(shlex.split(line), is_torchrun=ends_at_target)
     return argv_splitter.split_argv(typed, ArgvGrammar(OPTIONS, **how), lambda line, option: option in named)
 
 
-def parts(line: SplitArgv) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+def parts(line: ArgvParts) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
     return line.options, line.target, line.program_args
 
 
-def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[SplitArgv]]:
+def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[ArgvParts]]:
     """Return the message of a refusal, and how its suggestions are read: as ours, then as the program's."""
     with pytest.raises(UsageError) as refusal:
         split(line, named)
@@ -305,7 +305,7 @@ SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}
 """More options, as ``submit`` has them: two few that may stand behind, the others guarded."""
 
 
-def split_submit(line: str, named: frozenset[str] = frozenset()) -> SplitArgv:
+def split_submit(line: str, named: frozenset[str] = frozenset()) -> ArgvParts:
     few = TRAILING_OPTIONS - {"--dry-run", "--json"} | {"--nodes"}
     guarded = SUBMIT.keys() - {"--help", "-h"}
     grammar = ArgvGrammar(SUBMIT, few, guarded)

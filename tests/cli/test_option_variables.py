@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.cli.option_variables import OPTION_VARIABLES, drop_variables_of_host, note_unknown_variables
+from ddplaunch.cli.option_variables import OPTION_VARIABLES, drop_option_variables, unknown_variable_notes
 from ddplaunch.cli.run_options import OPTIONS
 from tests.conftest import assert_refused, write_program
 
@@ -62,20 +62,20 @@ def test_errors_name_the_variable(run_in_fork, tmp_path, name, value, message):
 
 
 def test_unknown_variables():
-    assert note_unknown_variables({"DDPLAUNCH_FOO": "1"}) == ("DDPLAUNCH_FOO has no effect: there is no such option",)
+    assert unknown_variable_notes({"DDPLAUNCH_FOO": "1"}) == ("DDPLAUNCH_FOO has no effect: there is no such option",)
     known = ("NPROC", "HOSTS", "DEVICE", "VLLM_ADDRESS", "TMPDIR", "TESTS")
-    assert note_unknown_variables({f"DDPLAUNCH_{name}": "1" for name in known}) == ()
-    assert note_unknown_variables({"DDPLAUNCH_FOO": "1", "DDPLAUNCH_DEVICE": "cpu"}) == ()  # in a rank
+    assert unknown_variable_notes({f"DDPLAUNCH_{name}": "1" for name in known}) == ()
+    assert unknown_variable_notes({"DDPLAUNCH_FOO": "1", "DDPLAUNCH_DEVICE": "cpu"}) == ()  # in a rank
 
 
 def test_every_variable_in_the_source_is_known():
     texts = [path.read_text() for path in Path(ddplaunch.__file__).parent.rglob("*.py")]
     names = {name for text in texts for name in re.findall(r"\bDDPLAUNCH_[A-Z_]+", text)}
-    assert note_unknown_variables(dict.fromkeys(names - {"DDPLAUNCH_DEVICE"}, "1")) == ()
+    assert unknown_variable_notes(dict.fromkeys(names - {"DDPLAUNCH_DEVICE"}, "1")) == ()
 
 
 def test_a_launcher_over_ssh_gets_options_as_words():
     kept = {"DDPLAUNCH_OVER_SSH": "1", "DDPLAUNCH_TOKEN": "s", "DDPLAUNCH_DOMAIN": "rack-7", "HOME": "/"}
     environ = {**kept, "DDPLAUNCH_NPROC": "2"}
-    drop_variables_of_host(environ)
+    drop_option_variables(environ)
     assert environ == kept

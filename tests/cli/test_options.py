@@ -123,8 +123,8 @@ def test_what_is_inferred_goes_behind_what_is_set():
     typed = options("--nproc", "2", "train.py")
     filled = typed.with_defaults(OptionSource.CLUSTER, {"nproc": "8", "nnodes": (4, 4), "run_id": None})
     assert (filled[RanksPerNode].nproc, filled[Nodes].nnodes, filled[Nodes].run_id) == ("2", (4, 4), None)
-    assert filled.inferred_names == ("nnodes",)
-    assert (typed[Nodes].nnodes, typed.inferred_names) == ((1, 1), ())
+    assert filled.names_from_cluster == ("nnodes",)
+    assert (typed[Nodes].nnodes, typed.names_from_cluster) == ((1, 1), ())
     with pytest.raises(AttributeError):
         filled[RanksPerNode].nproc = "3"  # type: ignore[misc]
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ddplaunch.system.target.signature import from_source
-from ddplaunch.system.target.spawn_call import note_spawn_call
+from ddplaunch.system.target.spawn_call import spawn_call_note
 from ddplaunch.system.target.target import find_target
 from tests.conftest import assert_refused, write_program
 
@@ -98,7 +98,7 @@ def test_which_parameter_is_a_namespace(function, namespace):
 def test_the_note_on_a_call_of_spawn(script):
     def note(ranks: int, text: str = "spawns.py") -> str | None:
         target = find_target(text, ("--epochs", "2"), as_module=False, as_program=False, cwd=str(script.parent))
-        return note_spawn_call(target, ranks)
+        return spawn_call_note(target, ranks)
 
     assert note(1) is None
     assert note(2, "spawns.py:train") is None

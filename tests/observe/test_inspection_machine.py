@@ -13,9 +13,9 @@ from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCo
 from ddplaunch.observe.node import inspection_machine as machine
 from ddplaunch.observe.node.inspection_machine import (
     INSPECTION_TRANSITIONS,
-    Dump,
     InspectionMachine,
     InspectionPhase,
+    StackDump,
 )
 from ddplaunch.observe.node.rank_reply import RankReply
 from ddplaunch.observe.node.rank_stack_dump import SIGNAL_WAIT_ERROR
@@ -37,7 +37,7 @@ class World:
         texts = []
         for command in self.machine.on(event, Now(at, 1e9 + at)):
             texts.append(describe(command))
-            if isinstance(command, machine.Finish):
+            if isinstance(command, machine.FinishInspection):
                 self.found = command.inspection
         return texts
 
@@ -48,9 +48,9 @@ def describe(command: Command) -> str:
             return f"dump {rank}"
         case machine.Request(ranks=ranks, details=details):
             return f"ask {', '.join(map(str, ranks))}" + " for details" * details
-        case machine.StopListening(ranks=ranks):
+        case machine.StopAwaitingReplies(ranks=ranks):
             return f"stop listening to {', '.join(map(str, ranks))}"
-        case machine.StartWorkers(rank=rank, of_loader=of_loader):
+        case machine.StartWorkerDumps(rank=rank, of_loader=of_loader):
             return f"dump {'workers' if of_loader else 'children'} of {rank}"
         case machine.Poll(later=later) | machine.ReadStates(later=later):
             return type(command).__name__ + " later" * later
@@ -70,14 +70,14 @@ def replay(history: Iterable[Step], world: World | None = None) -> World:
 
 def begun(
     *, threads: Iterable[int] = (0, 1), alive: frozenset[int] = BOTH, **conditions: ProcessCondition
-) -> machine.Begun:
+) -> machine.InspectionBegun:
     """``conditions``: of rank0, rank1, where it is not alive."""
     found = {rank: RankInspection(rank, "n0", 7, conditions.get(f"rank{rank}", ALIVE)) for rank in (0, 1)}
-    return machine.Begun(found, alive, frozenset(threads), {})
+    return machine.InspectionBegun(found, alive, frozenset(threads), {})
 
 
-def asked(*ranks: int) -> machine.Requested:
-    return machine.Requested(frozenset(ranks))
+def asked(*ranks: int) -> machine.StatesRequested:
+    return machine.StatesRequested(frozenset(ranks))
 
 
 def reply(count: int = 5, completed: int = 4) -> RankReply:
@@ -88,19 +88,19 @@ def reply(count: int = 5, completed: int = 4) -> RankReply:
     return RankReply(True, groups.encode(), b"all_reduce all_reduce -1", (trace.encode(),))
 
 
-def replied(rank: int, count: int = 5, completed: int = 4) -> machine.Replied:
-    return machine.Replied(rank, reply(count, completed))
+def replied(rank: int, count: int = 5, completed: int = 4) -> machine.RankReplied:
+    return machine.RankReplied(rank, reply(count, completed))
 
 
-def polled(*, dumping: bool = False, alive: frozenset[int] = BOTH) -> machine.Polled:
-    return machine.Polled(alive, dumping)
+def polled(*, dumping: bool = False, alive: frozenset[int] = BOTH) -> machine.DumpsPolled:
+    return machine.DumpsPolled(alive, dumping)
 
 
 def dumps(why_not: str = "") -> machine.DumpsCollected:
-    return machine.DumpsCollected({rank: Dump(None, why_not) for rank in (0, 1)}, BOTH)
+    return machine.DumpsCollected({rank: StackDump(None, why_not) for rank in (0, 1)}, BOTH)
 
 
-NO_WORKERS = machine.WorkersCollected({})
+NO_WORKERS = machine.WorkerDumpsCollected({})
 NONE_ENDED = machine.StatesRead({}, frozenset())
 READ_ONCE = (
     step(10, begun(), "ask 0, 1"),
@@ -111,7 +111,7 @@ READ_ONCE = (
     step(10.012, polled(dumping=True), "Poll later"),
     step(10.02, polled(), "CollectDumps"),
     step(10.02, dumps(), "Poll"),
-    step(10.02, polled(), "CollectWorkers"),
+    step(10.02, polled(), "CollectWorkerDumps"),
 )
 
 HISTORIES: dict[str, tuple[Step, ...]] = {
@@ -129,7 +129,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(10.202, asked(0), "Poll"),
         step(10.3, replied(0), "stop listening to 0"),
         step(10.302, polled(), "ReadStates"),
-        step(10.31, NONE_ENDED, "Finish"),
+        step(10.31, NONE_ENDED, "FinishInspection"),
     ),
     "ranks without process groups are read once": (
         step(10, begun(threads=()), "dump 0", "dump 1", "ask 0, 1"),
@@ -137,9 +137,9 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(10, polled(dumping=True), "Poll later"),
         step(10.002, polled(), "CollectDumps"),
         step(10.002, dumps(), "Poll"),
-        step(10.002, polled(), "CollectWorkers"),
+        step(10.002, polled(), "CollectWorkerDumps"),
         step(10.002, NO_WORKERS, "ReadStates"),
-        step(10.003, NONE_ENDED, "Finish"),
+        step(10.003, NONE_ENDED, "FinishInspection"),
     ),
     "a rank that holds the GIL is dumped a moment later, and does not reply": (
         step(10, begun(), "ask 0, 1"),
@@ -150,7 +150,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(10.2, polled(), "Poll later"),
         step(10.33, polled(), "stop listening to 1", "CollectDumps"),
         step(10.33, dumps(SIGNAL_WAIT_ERROR), "Poll"),
-        step(10.33, polled(), "CollectWorkers"),
+        step(10.33, polled(), "CollectWorkerDumps"),
     ),
     "a stopped rank is dumped at once, and not asked": (
         step(10, begun(rank1=STOPPED), "dump 1", "ask 0"),
@@ -162,8 +162,8 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(10, asked(0, 1), "Poll"),
         step(10.01, replied(0), "stop listening to 0", "dump 0"),
         step(10.02, polled(alive=frozenset((0,))), "stop listening to 1", "CollectDumps"),
-        step(10.02, machine.DumpsCollected({0: Dump(None)}, frozenset((0,))), "Poll"),
-        step(10.02, polled(alive=frozenset((0,))), "CollectWorkers"),
+        step(10.02, machine.DumpsCollected({0: StackDump(None)}, frozenset((0,))), "Poll"),
+        step(10.02, polled(alive=frozenset((0,))), "CollectWorkerDumps"),
         step(10.02, NO_WORKERS),
         step(10.1, DeadlineDue(), "ask 0, 1"),
         step(10.1, asked(0), "Poll"),
@@ -174,7 +174,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
             machine.StatesRead({1: RankInspection(1, "n0", 7, EXITED)}, frozenset((1,))),
             "ReadStates later",
         ),
-        step(10.2, machine.StatesRead({1: RankInspection(1, "n0", 0, EXITED, 3)}, frozenset()), "Finish"),
+        step(10.2, machine.StatesRead({1: RankInspection(1, "n0", 0, EXITED, 3)}, frozenset()), "FinishInspection"),
     ),
 }
 
@@ -212,7 +212,7 @@ def test_other_details_take_one_read(detail: Detail) -> None:
         polled(), NONE_ENDED,
     ):  # fmt: skip
         seen = world.on(10, event)
-    assert seen == ["Finish"]
+    assert seen == ["FinishInspection"]
 
 
 def test_the_whole_takes_no_longer_than_its_timeout() -> None:
@@ -222,7 +222,7 @@ def test_the_whole_takes_no_longer_than_its_timeout() -> None:
     seen = world.on(10.05, DeadlineDue())
     while "ReadStates" not in seen:
         seen = world.on(10.05, asked(0, 1) if seen[0].startswith("ask") else polled(dumping=True))
-    assert world.on(10.05, machine.StatesRead({}, BOTH)) == ["Finish"]
+    assert world.on(10.05, machine.StatesRead({}, BOTH)) == ["FinishInspection"]
 
 
 def test_random_histories_end() -> None:
@@ -254,12 +254,12 @@ def test_random_histories_end() -> None:
                         inbox.append(polled(dumping=random.random() < 0.3, alive=frozenset(alive)))
                     case machine.CollectDumps():
                         inbox.append(machine.DumpsCollected({}, frozenset(alive)))
-                    case machine.CollectWorkers():
-                        inbox.append(machine.WorkersCollected({0: (Worker(9),)}))
+                    case machine.CollectWorkerDumps():
+                        inbox.append(machine.WorkerDumpsCollected({0: (Worker(9),)}))
                     case machine.ReadStates():
                         gone = {rank: RankInspection(rank, "n0", 0, EXITED, 0) for rank in BOTH - alive}
                         inbox.append(machine.StatesRead(gone, frozenset()))
-                    case machine.Finish(inspection=inspection):
+                    case machine.FinishInspection(inspection=inspection):
                         world.found = inspection
             phases.add(world.machine.phase)
         assert world.found is not None, seed

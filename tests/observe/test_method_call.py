@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.observe.rank.method_call import Unknown, read_method_call
+from ddplaunch.observe.rank.method_call import UnknownValue, read_method_call
 
 
 @pytest.mark.smoke
@@ -26,7 +26,7 @@ def test_an_attribute_that_super_finds_is_not_taken_for_self():
 
     Trainer().ask()
     (called,) = found
-    assert called is None or isinstance(called[1], Unknown)
+    assert called is None or isinstance(called[1], UnknownValue)
 
 
 @pytest.mark.parametrize("size", range(440, 500))
@@ -43,4 +43,4 @@ def test_a_long_argument_does_not_hide_which_object_is_called(size: int):
     parts = [f"[{'n1, ' * min(20, size - begin)}]" for begin in range(0, size, 20)]  # longer lists are made otherwise
     exec(f"{every}\nn299.get([{', '.join(parts)}])", names)
     (called,) = found
-    assert called is None or called[1] is names["n299"] or isinstance(called[1], Unknown)
+    assert called is None or called[1] is names["n299"] or isinstance(called[1], UnknownValue)

@@ -38,7 +38,7 @@ def test_the_rank_that_a_collective_names(function, variables, rank):
         _get_default_group=lambda: "world", get_global_rank=lambda group, number: WORLD[group] + number
     )
     frame = SimpleNamespace(f_code=SimpleNamespace(co_name=function), f_locals=variables)
-    assert torch_state._named_rank(cast("Any", module), cast("Any", frame)) == rank
+    assert torch_state._rank_in_arguments(cast("Any", module), cast("Any", frame)) == rank
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_torch_has_threads_of_a_process_group_or_of_rpc(monkeypatch, has_group, 
     if has_agent is not None:
         rpc = SimpleNamespace(_is_current_rpc_agent_set=lambda: has_agent)
         monkeypatch.setitem(sys.modules, "torch.distributed.rpc.api", rpc)
-    assert torch_state.has_threads(SimpleNamespace(is_initialized=lambda: has_group)) is expected
+    assert torch_state.has_torch_threads(SimpleNamespace(is_initialized=lambda: has_group)) is expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_workers_that_cannot_be_asked(monkeypatch, of_loader, found):
     monkeypatch.setattr(dataloader_workers, "_list_children", lambda pid: [*stats])
     monkeypatch.setattr(dataloader_workers, "_read_stat", lambda pid, parent: stats[pid])
     process = cast("Any", SimpleNamespace(pid=10))
-    assert dataloader_workers.DataLoaderWorkers(process, cast("Any", None), of_loader=of_loader).inspected == found
+    assert dataloader_workers.WorkerStackDumps(process, cast("Any", None), of_loader=of_loader).inspected == found
 
 
 def test_no_worker_is_asked_after_one_that_gives_no_reply(monkeypatch):
@@ -97,7 +97,7 @@ def test_no_worker_is_asked_after_one_that_gives_no_reply(monkeypatch):
     monkeypatch.setattr(dataloader_workers, "open_pidfd", lambda pid: None)
     channel = SimpleNamespace(stack_signals=(1, 2), stacks_fd=3)
     process = cast("Any", SimpleNamespace(pid=10, rank=None))
-    workers = dataloader_workers.DataLoaderWorkers(process, cast("Any", channel), of_loader=True)
+    workers = dataloader_workers.WorkerStackDumps(process, cast("Any", channel), of_loader=True)
     assert workers.poll()
     assert asked == [2, 2, 1], "a dump without its frames may be a second one of the rank"
     while workers.poll():
@@ -145,7 +145,7 @@ def test_the_process_groups_of_a_rank():
 class Work:
     def __init__(self, kind: int, module: Any) -> None:
         self._get_op_type = lambda: kind
-        self.wait = lambda: torch_state._wait_in_c(module, sys._getframe(1))
+        self.wait = lambda: torch_state._describe_wait_in_c(module, sys._getframe(1))
         self.is_completed = self.wait
 
 
@@ -169,7 +169,7 @@ class Store:
     """A store, and an object of the program whose method has the same name."""
 
     def __init__(self, module: Any) -> None:
-        self.wait = self.get = lambda *_: torch_state._wait_in_c(module, sys._getframe(1))
+        self.wait = self.get = lambda *_: torch_state._describe_wait_in_c(module, sys._getframe(1))
         self.inner = self
 
 
@@ -236,7 +236,7 @@ def test_only_the_end_of_a_long_program_is_decoded():
     sizes, calls = list[int](), list[Any]()
 
     def read(key: str) -> None:
-        sizes.append(len(method_call._decode_last(sys._getframe(1))))
+        sizes.append(len(method_call._decode_last_instructions(sys._getframe(1))))
         calls.append(method_call.read_method_call(sys._getframe(1), {"get"}))
 
     store = SimpleNamespace(get=read)
@@ -274,7 +274,7 @@ def test_the_wait_for_a_lock_of_threads(statement, words):
     def read() -> str:
         frame = sys._current_frames()[cast("int", thread.ident)]
         in_program = frame.f_code.co_filename == "<string>"
-        return cast("str", torch_state._wait_in_c(module, frame)) if in_program else "not begun"
+        return cast("str", torch_state._describe_wait_in_c(module, frame)) if in_program else "not begun"
 
     try:
         wait_until(lambda: read() == words, words, 10)
@@ -332,6 +332,6 @@ def test_a_dump_of_nccl_that_fails_is_replaced_by_the_json(monkeypatch, tmp_path
         _dump_nccl_trace=dump, _dump_nccl_trace_json=lambda *_: b'{"entries": "nccl:all_reduce"}'
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=recorder)))
-    torch_state.write_dump(str(tmp_path / "rank_0"), 1000)
+    torch_state.write_flight_recorder_dump(str(tmp_path / "rank_0"), 1000)
     expected = ("rank_0.json", b'{"entries": "nccl:all_reduce"}') if fails else ("rank_0", b"pickled")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [expected]

@@ -46,7 +46,7 @@ class Node:
             number=0,
             attempt=SimpleNamespace(phase=AttemptPhase.RUNNING),
             plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
-            last_keep_alive=lambda rank: self.worked,
+            last_keep_alive_at=lambda rank: self.worked,
             channels={0: channel, 1: channel},
             processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
         )

@@ -76,7 +76,7 @@ def test_eight_stragglers_are_listed(nnodes, where):
     listed = "; ".join(f"rank {number} (pid {100 + number})" for number in range(8))
     assert node.notes == [f"the other ranks{where} are done; waiting for {listed} and 1 more"]
     node.stopped.add(8)
-    node.monitor._on_name_delay()
+    node.monitor._on_report_delay()
     assert node.notes[1:] == [f"the other ranks{where} are done; waiting for {listed}"]
     node.expire(900.0)
     assert node.sent == [StragglersFound(3)]

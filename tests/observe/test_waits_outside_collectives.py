@@ -14,7 +14,7 @@ import time
 import pytest
 
 from ddplaunch.observe.diagnosis.rank_position import GLOO_TEARDOWN
-from ddplaunch.observe.node.system_calls import Sleep, read_sleeps
+from ddplaunch.observe.node.system_calls import BlockingCall, read_blocking_calls
 from ddplaunch.observe.node.tree_usage import read_tree_usage
 from tests.conftest import wait_until, write_program
 from tests.observe.diagnosis.clauses import CHILD_WAIT, CYCLE, LOCK_WAIT
@@ -120,13 +120,13 @@ def test_system_calls_in_which_a_process_sleeps(tmp_path):
     fcntl.flock(held, fcntl.LOCK_EX)
     os.mkfifo(tmp_path / "fifo")
     programs = {
-        1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", Sleep(LOCK_WAIT, holder=0)),
-        2: ("input()", Sleep("waits for input")),
-        3: ("open('fifo').read()", Sleep("waits for the other end of a fifo")),
-        4: ("import os; os.system('exec sleep 60')", Sleep(CHILD_WAIT)),
-        5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Sleep("asleep")),
-        6: (JOINS_A_THREAD.format(name="pt_gloo_runloop"), Sleep(GLOO_TEARDOWN)),
-        7: (JOINS_A_THREAD.format(name="pt_autograd_0"), Sleep("asleep")),
+        1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", BlockingCall(LOCK_WAIT, holder=0)),
+        2: ("input()", BlockingCall("waits for input")),
+        3: ("open('fifo').read()", BlockingCall("waits for the other end of a fifo")),
+        4: ("import os; os.system('exec sleep 60')", BlockingCall(CHILD_WAIT)),
+        5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", BlockingCall("asleep")),
+        6: (JOINS_A_THREAD.format(name="pt_gloo_runloop"), BlockingCall(GLOO_TEARDOWN)),
+        7: (JOINS_A_THREAD.format(name="pt_autograd_0"), BlockingCall("asleep")),
     }
     started = {
         rank: subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.PIPE)
@@ -135,7 +135,7 @@ def test_system_calls_in_which_a_process_sleeps(tmp_path):
     try:
         pids = {0: os.getpid(), **{rank: process.pid for rank, process in started.items()}}
         wanted = {rank: sleep for rank, (_, sleep) in programs.items()}
-        wait_until(lambda: {**read_sleeps(pids, 0), 0: None} == {0: None, **wanted}, "all asleep", 10)
+        wait_until(lambda: {**read_blocking_calls(pids, 0), 0: None} == {0: None, **wanted}, "all asleep", 10)
     finally:
         for process in started.values():
             subprocess.run(["pkill", "-P", str(process.pid)], check=False)

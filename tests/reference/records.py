@@ -11,9 +11,15 @@ from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.programs.sidecars import SidecarExited, SidecarListening, SidecarStarted
-from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
+from ddplaunch.features.runs.ps import ObservedJob, ended_run_to_json, running_job_to_json
 from ddplaunch.observe.diagnosis import inspection as hangs
-from ddplaunch.observe.history.run_record import AttemptRecord, MismatchRecord, RankRecord, RunRecord, record_to_json
+from ddplaunch.observe.history.run_record import (
+    AttemptRecord,
+    ImportMismatchRecord,
+    RankRecord,
+    RunRecord,
+    record_to_json,
+)
 from ddplaunch.observe.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
@@ -47,8 +53,8 @@ def list_devices_fields() -> list[str]:
 
 def list_runs_fields() -> list[str]:
     """List the fields of ``ddplaunch ps --json``, which are the same for running and ended jobs."""
-    running = running_to_json(ObservedJob("", RunningJob("", "", 1), None, None))
-    assert running.keys() == ended_to_json(_make_record()).keys()
+    running = running_job_to_json(ObservedJob("", RunningJob("", "", 1), None, None))
+    assert running.keys() == ended_run_to_json(_make_record()).keys()
     return list(running)
 
 
@@ -82,7 +88,7 @@ def _make_inspection() -> hangs.Inspection:
 
 
 def _make_record() -> RunRecord:
-    attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),), mismatches=(MismatchRecord("", "", ""),))
+    attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),), mismatches=(ImportMismatchRecord("", "", ""),))
     return RunRecord("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
 
 

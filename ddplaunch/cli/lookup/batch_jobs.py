@@ -58,8 +58,8 @@ def find_batch_job(word: str | None) -> SubmittedJob | None:
     """
     if word is None:
         return None
-    job = submitted_jobs.find_job(word) or _find_slurm_job(word) or find_unsubmitted_job(word)
-    if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
+    job = submitted_jobs.find_job(word) or _find_slurm_job(word) or find_unrecorded_job(word)
+    if job is None or (history_store.is_recorded_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
     index = parse_array_index(job, word)
     if index == "":
@@ -109,12 +109,12 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
         number=of, cluster=None, name=word, target="", nodes=1, array=array or None, cwd="", log="", run_id=None,
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
-    found = unknown if array else next((job for job in list_script_jobs() if job.number == of), unknown)
+    found = unknown if array else next((job for job in list_foreign_slurm_jobs() if job.number == of), unknown)
     # ``moment`` is 0, so that earlier runs of the job are found too.
     return replace(found, name=word, log="" if array else state.log_path or "", errors=state.stderr_path, moment=0.0)
 
 
-def find_unsubmitted_job(word: str) -> SubmittedJob | None:
+def find_unrecorded_job(word: str) -> SubmittedJob | None:
     """Find a job that is not on record, by its name; None if the name of a run on this machine contains the word."""
     finders = [name for name, may_find in scheduler_registry.JOB_FINDERS.items() if may_find()]
     if not finders:
@@ -123,15 +123,15 @@ def find_unsubmitted_job(word: str) -> SubmittedJob | None:
     names = [*history_store.list_runs(), *(run.run_id for run in running), *(str(run.pid) for run in running)]
     if any(word in name for name in names):  # the local run is meant, and a cluster may be slow to answer
         return None
-    return next(filter(None, (make_scheduler(name).find_job(word) for name in finders)), None)
+    return next(filter(None, (make_scheduler(name).find_unrecorded_job(word) for name in finders)), None)
 
 
-def list_script_jobs() -> list[SubmittedJob]:
+def list_foreign_slurm_jobs() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
     if not _has_slurm():
         return []
     known, jobs = {job.number for job in submitted_jobs.list_jobs()}, dict[str, SubmittedJob]()
-    for run in history_store.read_open_records():
+    for run in history_store.read_unfinished_records():
         if run.fate is RunState.RUNNING and run.host != host_name() and run.job and run.job not in known | {*jobs}:
             jobs[run.job] = SubmittedJob(
                 number=run.job, cluster=None, name=run.run, target=run.target, nodes=run.nnodes, array=None,
@@ -210,7 +210,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
         if stored is None:
             raise
         return stored
-    submitted_jobs.store_end(job, which, state)
+    submitted_jobs.save_end_if_known(job, which, state)
     if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
         log, errors = state.log_path or log, state.stderr_path or errors
     return replace(state, log_path=log, stderr_path=errors)
@@ -273,7 +273,7 @@ def require_running(job: SubmittedJob, which: JobId) -> RunningBatchJob:
     return RunningBatchJob(job, state, find_recorded_run(job, state) or job.run_id or f"{state.number}.")
 
 
-def nothing_kept_error(which: JobId, seen: BatchJobState) -> LaunchError:
+def no_record_error(which: JobId, seen: BatchJobState) -> LaunchError:
     """Return the error for a job that has ended without a record or log here, as one cancelled while pending."""
     what = f"job {which.text} {seen.description}; it has no record and no log on this machine"
     return LaunchError(what, "it never started, or its node has them")

@@ -8,9 +8,9 @@ import click
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
-from ddplaunch.cli.lookup.remote_jobs import RunsOnHost, list_remote_jobs
+from ddplaunch.cli.lookup.remote_jobs import JobOnOtherHosts, list_remote_jobs
 from ddplaunch.cli.lookup.run_index import index_runs
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.observe.history import history_store
 
 
@@ -21,14 +21,14 @@ def default_run(*, follow: bool = False) -> str:
         RunsOnHost: it runs on other hosts, and its record is there.
         UsageError: there is none; the hint names others.
     """
-    folder, known = current_directory(), index_runs().jobs
+    folder, known = require_current_folder(), index_runs().jobs
     remote = {job.run_id: job for job in reversed(list_remote_jobs()) if job.cwd == folder}
     changed = {each.name: each.modified_ns / 1e9 for each in history_store.list_folders()}
     began: dict[str, float] = {}
     for name, job in known.items():
         if began and not job and changed.get(name, 0.0) < max(began.values()):
             continue  # it is older, so its record need not be read
-        if record := history_store.read_first_head(name):
+        if record := history_store.read_run_head(name):
             if folder in (record.cwd, record.code_version and record.code_version.folder):
                 began[name] = record.began
         elif job and _working_dir(job.pid) == folder:  # with --no-history
@@ -41,7 +41,7 @@ def default_run(*, follow: bool = False) -> str:
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)
     if run in remote:
-        raise RunsOnHost(remote[run])
+        raise JobOnOtherHosts(remote[run])
     return run
 
 

@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
-from ddplaunch.cli.lookup.remote_jobs import RemoteJob, RunsOnHost, find_remote_job, list_remote_jobs
+from ddplaunch.cli.lookup.remote_jobs import JobOnOtherHosts, RemoteJob, find_remote_job, list_remote_jobs
 from ddplaunch.cli.lookup.run_index import index_runs
 from ddplaunch.system.schedulers import submitted_jobs
 
@@ -45,20 +45,20 @@ class JobCommand(click.Command):
         run: str | None = ctx.params["run"]
         about_one = run is not None or getattr(self.params[0].type, "running", False)
         if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := find_remote_job(run)):
-            return _on_first_host(job, ctx, run)
+            return _run_on_first_host(job, ctx, run)
         try:
             return super().invoke(ctx)
-        except RunsOnHost as found:
-            return _on_first_host(found.job, ctx, run)
+        except JobOnOtherHosts as found:
+            return _run_on_first_host(found.job, ctx, run)
 
 
-def _on_first_host(job: RemoteJob, ctx: click.Context, run: str | None) -> int:
+def _run_on_first_host(job: RemoteJob, ctx: click.Context, run: str | None) -> int:
     """Run the command on the job's first host; return its exit code.
 
     Raises UsageError if the command writes a file, which would be on that host, and LaunchError if the host cannot be
     reached.
     """
-    words = [str(ctx.info_name), *(job.word_there(word) if word == run else word for word in ctx.meta[_WORDS])]
+    words = [str(ctx.info_name), *(job.name_on_host(word) if word == run else word for word in ctx.meta[_WORDS])]
     if run is None:
         words.append(job.run_id)
     for name, option in _WRITING.items():
@@ -66,4 +66,4 @@ def _on_first_host(job: RemoteJob, ctx: click.Context, run: str | None) -> int:
         if source is not None and source.name == "COMMANDLINE":
             what = f"{job.run_id} runs on {join_names(job.hosts)}: run the command with {option} there"
             raise UsageError(what, job.format_command(words))
-    return job.start_command(words)()
+    return job.start_on_first_host(words)()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.cli.lookup.batch_jobs import find_slurm, list_script_jobs, mark_forgotten
+from ddplaunch.cli.lookup.batch_jobs import find_slurm, list_foreign_slurm_jobs, mark_forgotten
 from ddplaunch.cli.lookup.job_arrays import summarize_array
 from ddplaunch.system.clusters.systems.slurm_env import JOB_ID
 from ddplaunch.system.schedulers import submitted_jobs
@@ -55,8 +55,8 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
         elif everything or (now - job.moment < RECENT_S and over < MAX_RECENT):
             over += 1
             listed.append(QueuedJob(job, job.ended or "", job.code, None))
-    listed += _list_script_jobs(deadline)
-    return _with_ranks(sorted(listed, key=lambda each: each.job.moment, reverse=True), deadline)
+    listed += _list_foreign_slurm_jobs(deadline)
+    return _query_world_sizes(sorted(listed, key=lambda each: each.job.moment, reverse=True), deadline)
 
 
 def list_ended(jobs: Sequence[SubmittedJob], now: float) -> list[SubmittedJob]:
@@ -65,9 +65,9 @@ def list_ended(jobs: Sequence[SubmittedJob], now: float) -> list[SubmittedJob]:
     return [job for job in jobs if job.code is not None or states[job.scheduler, _job_id(job)].code is not None]
 
 
-def _list_script_jobs(deadline: Deadline) -> list[QueuedJob]:
+def _list_foreign_slurm_jobs(deadline: Deadline) -> list[QueuedJob]:
     """List the Slurm jobs that have launchers, were not submitted by ddplaunch and have not ended."""
-    if not (jobs := list_script_jobs()) or (slurm := find_slurm()) is None:
+    if not (jobs := list_foreign_slurm_jobs()) or (slurm := find_slurm()) is None:
         return []
     answers = None if slurm.why_unavailable() else slurm.query([_job_id(job) for job in jobs], deadline.left)
     records = ((job, seen) for job in jobs for seen in (answers or {}).get(_job_id(job), ()))
@@ -109,7 +109,7 @@ def _to_queued_job(job: SubmittedJob, records: Sequence[BatchJobState], now: flo
         return QueuedJob(job, mark_forgotten(job), 1, None)
     seen = records[0]
     if seen.code is not None:
-        submitted_jobs.store_end(job, _job_id(job), seen)
+        submitted_jobs.save_end_if_known(job, _job_id(job), seen)
     elif seen.ended_unknown and job.gone is None:
         submitted_jobs.save_job(replace(job, gone=now))
     elif seen.ended_unknown and job.gone and now - job.gone > ACCOUNTING_DELAY_S:
@@ -117,7 +117,7 @@ def _to_queued_job(job: SubmittedJob, records: Sequence[BatchJobState], now: flo
     return QueuedJob(job, seen.description, seen.code, seen)
 
 
-def _with_ranks(jobs: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJob]:
+def _query_world_sizes(jobs: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJob]:
     """Query node 0 of running jobs, all at the same time, for world size and collectives per second."""
     replies: dict[str, tuple[int | None, float | None]] = {}
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli.host_connector import HostConnector
 from ddplaunch.cli.lookup import running_jobs
-from ddplaunch.cli.lookup.run_index import has_other_number, index_runs
+from ddplaunch.cli.lookup.run_index import ends_within_number, index_runs
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.system.processes.proc_utils import start_ticks
 
@@ -54,15 +54,15 @@ class RemoteJob(Struct, frozen=True):
         """The state of the job for the output of ``ps``, with a nonzero exit code: "failed (1)"."""
         return f"{self.state} ({self.code})" if self.code else self.state
 
-    def is_called(self, word: str) -> bool:
+    def matches_exactly(self, word: str) -> bool:
         """Whether a word is the full name or number of the job, not only the beginning of its name."""
         return word == self.run_id or (self.is_running and word == str(self.pid))
 
-    def word_there(self, word: str) -> str:
+    def name_on_host(self, word: str) -> str:
         """Return the word that names this job on its host; ``word`` names it here."""
         return self.run_id
 
-    def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
+    def start_on_first_host(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
         """Start ``ddplaunch WORDS`` on the job's first host; return a function that waits and returns the exit code.
 
         ``stdin``: the command reads this process's stdin, which only one command at a time can.
@@ -78,7 +78,7 @@ class RemoteJob(Struct, frozen=True):
         raise NotImplementedError
 
 
-class RunsOnHost(Exception):
+class JobOnOtherHosts(Exception):
     """Raised by a command without RUN if its job is on other hosts: the command must run on the first of them."""
 
     def __init__(self, job: RemoteJob) -> None:
@@ -138,11 +138,11 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
     if word is None:
         running = [job for job in jobs if job.is_running]
         return running[0] if len(running) == 1 and not running_jobs.list_running() else None
-    exact = [job for job in jobs if job.is_called(word)]
+    exact = [job for job in jobs if job.matches_exactly(word)]
     if exact or not word or word.isdecimal():
         return next(iter(exact), None)
     known = [*(job.run_id for job in reversed(jobs)), *index_runs().jobs]
-    names = {name for name in known if name.startswith(word) and not has_other_number(name, word)}
+    names = {name for name in known if name.startswith(word) and not ends_within_number(name, word)}
     matches = {job.run_id: job for job in reversed(jobs) if job.run_id in names}
     if len(matches) != 1 or names - matches.keys():
         return None

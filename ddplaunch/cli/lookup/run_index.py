@@ -117,7 +117,7 @@ class RunIndex:
         number = word.isdecimal()
         for matches in (
             [name for name in names if (job := self.jobs[name]) and word == str(job.pid)],
-            [name for name in names if name.startswith(word) and not number and not has_other_number(name, word)],
+            [name for name in names if name.startswith(word) and not number and not ends_within_number(name, word)],
             [name for name in names if word[0] != "-" and _contains(name, word)],
         ):
             if len(matches) > 1:
@@ -175,10 +175,10 @@ def _contains(name: str, word: str) -> bool:
     if word.isdecimal():
         is_counted = not re.match(r"\d{8}-\d{6}-", name)  # not a time with random digits
         return word in re.split(r"[-._]", re.sub(r"-\d+$", "", name) if is_counted else name)
-    return word in name and not has_other_number(name, word)
+    return word in name and not ends_within_number(name, word)
 
 
-def has_other_number(name: str, word: str) -> bool:
+def ends_within_number(name: str, word: str) -> bool:
     """Whether ``word`` ends within the number of ``name`` and so names another run: train-1 is not train-17."""
     rest = name.partition(word)[2]
     return word[-1].isdecimal() and rest.isdecimal()
@@ -198,12 +198,13 @@ def _require_single(jobs: Mapping[str, RunningJob]) -> str:
         raise UsageError("you have no runs in progress on this machine", hint)
     if len(jobs) > 1:
         raise UsageError(
-            f"{len(jobs)} runs are in progress: pick one", join_names([_with_target(*each) for each in jobs.items()])
+            f"{len(jobs)} runs are in progress: pick one",
+            join_names([_name_with_target(*each) for each in jobs.items()]),
         )
     return next(iter(jobs))
 
 
-def _with_target(name: str, job: RunningJob) -> str:
+def _name_with_target(name: str, job: RunningJob) -> str:
     """Return the name of a run with its target, if its launcher replies: "quick-1 (train.py --lr 3)"."""
     try:
         status = client.send_request(job.path, StatusQuery(), TARGET_TIMEOUT_S)

@@ -42,7 +42,7 @@ def list_running() -> list[RunningJob]:
     """
     jobs = [job_at(path) for path in list_sockets()]
     pids = {job.pid for job in jobs}
-    for record in history_store.read_launchers_here():
+    for record in history_store.read_heads_of_local_launchers():
         path = record.control_socket or ""
         # A path as job_at reads it, in a folder like those where sockets are looked for.
         if record.pid not in pids and path.endswith(f".{record.pid}") and is_private_dir(os.path.dirname(path)):
@@ -53,18 +53,20 @@ def list_running() -> list[RunningJob]:
 def find_record(job: RunningJob, names: Iterable[str] | None = None) -> RunRecord | None:
     """Find the record of a job, which may have ended since, among these runs of the history; None is all of them."""
     for name in history_store.list_runs() if names is None else names:
-        if _may_be_of(job, name) and any(_is_of(job, each) for each in history_store.read_node_records(name)):
+        if _may_be_run_of(job, name) and any(
+            _is_record_of(job, each) for each in history_store.read_node_records(name)
+        ):
             return history_store.read_run_record(name)
     return None
 
 
-def _may_be_of(job: RunningJob, name: str) -> bool:
+def _may_be_run_of(job: RunningJob, name: str) -> bool:
     """Whether a recorded run may be the job's: the job's control socket may have only the start of the run id."""
     is_cut = len(job.run_id.encode()) > MAX_NAME_BYTES - 4  # within the last letter
     return name.startswith(job.run_id if is_cut else f"{job.run_id}.") or name == job.run_id
 
 
-def _is_of(job: RunningJob, record: RunRecord) -> bool:
+def _is_record_of(job: RunningJob, record: RunRecord) -> bool:
     """Whether a run record is the record of the job, which runs or has just ended."""
     is_launcher = (record.pid, record.host) == (job.pid, host_name())
     return is_launcher and (record.fate is RunState.RUNNING or (record.ended or 0) > job.created_at)

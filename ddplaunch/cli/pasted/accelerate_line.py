@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.pasted.foreign_options import ForeignSyntax, OwnLine, split_foreign
+from ddplaunch.cli.pasted.foreign_options import ForeignSyntax, TranslatedLine, split_foreign_options
 from ddplaunch.system.plan.numbers import parse_int
 
 # fmt: off
@@ -56,9 +56,9 @@ _FLAG_VARIABLES = {
 # fmt: on
 
 
-def translate_accelerate(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def translate_accelerate(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the words after ``accelerate launch``. Raises UsageError if the ranks cannot be spread evenly."""
-    given = split_foreign(words, SYNTAX, own)
+    given = split_foreign_options(words, SYNTAX, own)
     variables = [f"{name}={value}" for option, name in _VARIABLES.items() if (value := given.take(option))]
     variables += [text for option, text in _FLAG_VARIABLES.items() if given.take_flag(option)]
     if backend := given.take("--dynamo-backend"):
@@ -90,7 +90,7 @@ def translate_accelerate(words: Sequence[str], own: Mapping[str, bool]) -> OwnLi
     for flag in ("--module", "--no-python"):
         if given.take_flag(flag):
             options.append("-m" if flag == "--module" else flag)
-    return OwnLine(tuple(options), tuple(given.rest), tuple(variables), given.left_over())
+    return TranslatedLine(tuple(options), tuple(given.rest), tuple(variables), given.left_over())
 
 
 def _ranks_per_machine(processes: str, machines: str) -> str:

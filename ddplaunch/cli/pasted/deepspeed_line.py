@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.cli.pasted.foreign_options import ForeignSyntax, OwnLine, split_foreign
+from ddplaunch.cli.pasted.foreign_options import ForeignSyntax, TranslatedLine, split_foreign_options
 
 # fmt: off
 SYNTAX = ForeignSyntax(
@@ -25,9 +25,9 @@ _SAME = ("--master-addr --master-addr", "--master-port --master-port", "--enable
 _LOCAL = ("localhost", "127.0.0.1")
 
 
-def translate_deepspeed(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def translate_deepspeed(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the words after ``deepspeed``."""
-    given = split_foreign(words, SYNTAX, own)
+    given = split_foreign_options(words, SYNTAX, own)
     options = list(given.own)
     hostfile, include = given.take("--hostfile"), given.take("--include")
     by_hand = given.take_flag("--no-ssh")  # the same command runs on each node
@@ -62,7 +62,7 @@ def translate_deepspeed(words: Sequence[str], own: Mapping[str, bool]) -> OwnLin
     for flag in ("--module", "--no-python"):
         if given.take_flag(flag):
             options.append("-m" if flag == "--module" else flag)
-    return OwnLine(tuple(options), tuple(given.rest), (), given.left_over())
+    return TranslatedLine(tuple(options), tuple(given.rest), (), given.left_over())
 
 
 def gpus_of_this_machine(include: str) -> str | None:

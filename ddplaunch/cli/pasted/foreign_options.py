@@ -47,7 +47,7 @@ class ForeignOptions(Struct):
         return (*left, *self.unknown)
 
 
-class OwnLine(Struct, frozen=True):
+class TranslatedLine(Struct, frozen=True):
     """The command line of another launcher, translated to the options of ddplaunch."""
 
     options: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class OwnLine(Struct, frozen=True):
     outer: tuple[str, ...] = ()  # the command that starts ddplaunch: srun and its options
 
 
-def split_foreign(words: Sequence[str], syntax: ForeignSyntax, own: Mapping[str, bool]) -> ForeignOptions:
+def split_foreign_options(words: Sequence[str], syntax: ForeignSyntax, own: Mapping[str, bool]) -> ForeignOptions:
     """Split a launcher's options from the target; ``own``: ddplaunch's spellings, and whether each takes a value."""
     options, rest = ForeignOptions({}, [], [], [], {}), list(words)
     while rest and is_option(rest[0]):

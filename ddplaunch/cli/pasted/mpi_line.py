@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.cli.pasted.foreign_options import ForeignOptions, ForeignSyntax, OwnLine, split_foreign
+from ddplaunch.cli.pasted.foreign_options import ForeignOptions, ForeignSyntax, TranslatedLine, split_foreign_options
 from ddplaunch.system.plan.numbers import parse_int
 
 # fmt: off
@@ -31,10 +31,10 @@ SYNTAX = ForeignSyntax(
 # fmt: on
 
 
-def translate_mpi(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def translate_mpi(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the words after ``mpirun``."""
     own = {name: takes for name, takes in own.items() if name not in ("--env", "--hostfile", "--timeout")}
-    given = split_foreign(words, SYNTAX, own)
+    given = split_foreign_options(words, SYNTAX, own)
     options, variables = list(given.own), list[str]()
     hosts, hostfile = given.take("--host"), given.take("--hostfile")
     options += _ranks(given, hosts, hostfile)
@@ -53,7 +53,7 @@ def translate_mpi(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
         options += ["--log-dir", folder]
     if {given.take("--display-map"), given.take("--do-not-launch")} != {None}:
         options.append("--dry-run")
-    return OwnLine(tuple(options), tuple(given.rest), tuple(variables), given.left_over())
+    return TranslatedLine(tuple(options), tuple(given.rest), tuple(variables), given.left_over())
 
 
 def _ranks(given: ForeignOptions, hosts: str | None, hostfile: str | None) -> list[str]:
@@ -69,10 +69,10 @@ def _ranks(given: ForeignOptions, hosts: str | None, hostfile: str | None) -> li
     if not hosts or re.fullmatch(r"(localhost|127\.0\.0\.1)(:\d+)?", hosts):
         number = per_node or total or (hosts or "").partition(":")[2]
         return ["--nproc", number] if number else []
-    return ["--hosts", ",".join(_slots(hosts.split(","), parse_int(total or ""), parse_int(per_node or "")))]
+    return ["--hosts", ",".join(_fill_hosts(hosts.split(","), parse_int(total or ""), parse_int(per_node or "")))]
 
 
-def _slots(hosts: Sequence[str], total: int | None, per_node: int | None) -> list[str]:
+def _fill_hosts(hosts: Sequence[str], total: int | None, per_node: int | None) -> list[str]:
     """Return each host with the number of ranks that mpirun starts on it; mpirun fills the hosts in order."""
     names, slots = list[str](), list[int | None]()
     for each in hosts:

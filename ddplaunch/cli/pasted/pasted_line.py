@@ -20,10 +20,10 @@ from ddplaunch.cli.argv_splitter import (
 from ddplaunch.cli.click_commands import PYTHON
 from ddplaunch.cli.pasted.accelerate_line import translate_accelerate
 from ddplaunch.cli.pasted.deepspeed_line import translate_deepspeed
-from ddplaunch.cli.pasted.foreign_options import OwnLine
+from ddplaunch.cli.pasted.foreign_options import TranslatedLine
 from ddplaunch.cli.pasted.mpi_line import translate_mpi
 
-Translate = Callable[[Sequence[str], Mapping[str, bool]], OwnLine]
+Translate = Callable[[Sequence[str], Mapping[str, bool]], TranslatedLine]
 
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -49,7 +49,7 @@ _PYTHON_VALUES = ("-X", "-W")
 _PYTHON_CODE = r"-[bBdEiIOPqsSuvx]*c.*"  # -c, also behind flags and before the code: -uc
 
 
-def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
+def check_not_other_launcher(words: Sequence[str], own: Mapping[str, bool]) -> None:
     """Raise UsageError if the words are a line of another launcher, with the line to type as hint.
 
     Args:
@@ -69,7 +69,7 @@ def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
             raise _error(f"{option_name(rest[0])} is an option of {owner}", _translate_by(owner, words, own))
         return
     as_module = not {"-m", "--module"}.isdisjoint(before)
-    launcher = _MODULES.get(rest[0]) if as_module else _first_name(rest)
+    launcher = _MODULES.get(rest[0]) if as_module else _find_launcher(rest)
     if launcher is None:
         return
     before = [word for word in before if word not in TARGET_KIND_OPTIONS]
@@ -81,40 +81,40 @@ def check_not_pasted(words: Sequence[str], own: Mapping[str, bool]) -> None:
     raise _error(f"this is a command line of {launcher}", replace(line, options=(*before, *line.options)))
 
 
-def _first_name(words: Sequence[str]) -> str | None:
+def _find_launcher(words: Sequence[str]) -> str | None:
     """Return the name of the launcher with which a command line begins; None if it begins with a target."""
-    words = _without_variables(words)[1]
+    words = _split_variables(words)[1]
     name = os.path.basename(words[0]) if words else ""
     if os.path.isfile(words[0] if words else "") and os.sep not in words[0]:  # a script of this name
         return None
     if re.fullmatch(PYTHON, name):
-        _, inner = _split_python(words[1:])
+        _, inner = _split_python_options(words[1:])
         return _MODULES.get(inner[1], "python") if inner[:1] == ["-m"] and inner[1:] else "python" if inner else None
     if name == "accelerate":
         return "accelerate launch" if words[1:2] == ["launch"] else None
     return name if name in _TRANSLATE or name == "srun" else None
 
 
-def _without_variables(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_variables(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split ``env A=1 B=2 command`` into the variables and the command."""
     words = list(words[1:] if words[:1] == ["env"] else words)
     end = next((at for at, word in enumerate(words) if not re.fullmatch(_VARIABLE, word)), len(words))
     return words[:end], words[end:]
 
 
-def _translate_words(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def _translate_words(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the line of a launcher, which may start another one; a target is returned as it is."""
-    variables, words = _without_variables(words)
+    variables, words = _split_variables(words)
     name = os.path.basename(words[0]) if words else ""
     if re.fullmatch(PYTHON, name):
-        left_out, inner = _split_python(words[1:])
+        left_out, inner = _split_python_options(words[1:])
         if any(re.fullmatch(_PYTHON_CODE, word) for word in left_out):
             raise UsageError(f"{words[0]} -c is not a script: ddplaunch starts Python")
         module = inner[1] if inner[:1] == ["-m"] and inner[1:] else ""
         if module in _MODULES:
             line = _translate_by(_MODULES[module], inner[2:], own)
         else:
-            line = OwnLine(tuple(inner[:1]), tuple(inner[1:])) if module else OwnLine((), tuple(inner))
+            line = TranslatedLine(tuple(inner[:1]), tuple(inner[1:])) if module else TranslatedLine((), tuple(inner))
         line = replace(line, without_equivalent=(*left_out, *line.without_equivalent))
     elif name == "srun":
         line = _translate_srun(words, own)
@@ -123,29 +123,29 @@ def _translate_words(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
             "accelerate launch" if name == "accelerate" else name, words[1 + (name == "accelerate") :], own
         )
     elif words and os.sep in words[0] and not words[0].endswith((".py", ".pyc")):
-        line = OwnLine(("--no-python",), tuple(words))
+        line = TranslatedLine(("--no-python",), tuple(words))
     else:
-        line = OwnLine((), tuple(words))
+        line = TranslatedLine((), tuple(words))
     return replace(line, variables=(*variables, *line.variables))
 
 
-def _translate_by(launcher: str, words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def _translate_by(launcher: str, words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     outer = _TRANSLATE[launcher](words, own)
     if launcher not in ("mpirun", "mpiexec", "horovodrun") or not outer.rest:
         return outer
     inner = _translate_words(outer.rest, own)  # python train.py, or torchrun once on each host
     options = outer.options
     if "--nproc" in inner.options:
-        options = _without(options, {"--nproc"})
-    return OwnLine(
-        (*options, *_without(inner.options, _OF_THE_NODES)),
+        options = _without_options(options, {"--nproc"})
+    return TranslatedLine(
+        (*options, *_without_options(inner.options, _OF_THE_NODES)),
         inner.rest,
         (*outer.variables, *inner.variables),
         (*outer.without_equivalent, *inner.without_equivalent),
     )
 
 
-def _translate_torchrun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def _translate_torchrun(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the words after ``torchrun``; options that it does not have are left out."""
     from ddplaunch.cli.torchrun.translator import translate
 
@@ -161,10 +161,10 @@ def _translate_torchrun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLin
         unknown.append(" ".join(rest[: 1 + bool(has_value)]))
         del left[at : at + 1 + bool(has_value)]
     without_equivalent = (*unknown, *translated.without_effect)
-    return OwnLine(tuple(options), tuple(rest[1:] if rest[:1] == ["--"] else rest), (), without_equivalent)
+    return TranslatedLine(tuple(options), tuple(rest[1:] if rest[:1] == ["--"] else rest), (), without_equivalent)
 
 
-def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def _translate_torch_launch(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Translate the words after ``torch.distributed.launch``, which gives scripts ``--local-rank`` by default."""
     line = _translate_torchrun(words, own)
     end = len(words) - len(line.rest)
@@ -173,18 +173,18 @@ def _translate_launch(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
     return replace(line, options=(*line.options, "--pass-local-rank"))
 
 
-def _translate_srun(words: Sequence[str], own: Mapping[str, bool]) -> OwnLine:
+def _translate_srun(words: Sequence[str], own: Mapping[str, bool]) -> TranslatedLine:
     """Keep srun, which starts ddplaunch in each task: Slurm's variables say what torchrun was told about nodes."""
-    end = next((at for at, word in enumerate(words[1:], 1) if _first_name(words[at:]) or word.endswith(".py")), None)
+    end = next((at for at, word in enumerate(words[1:], 1) if _find_launcher(words[at:]) or word.endswith(".py")), None)
     if end is None:  # srun's options are not known here, so it is unknown where its program begins
         hint = "srun and its options come before ddplaunch run: name the script after ddplaunch run"
         raise UsageError("this is a command line of srun", hint)
     line = _translate_words(words[end:], own)
-    options = _without(line.options, _OF_THE_NODES)
+    options = _without_options(line.options, _OF_THE_NODES)
     return replace(line, options=options, outer=tuple(words[:end]))
 
 
-def _without(options: Sequence[str], names: frozenset[str] | set[str]) -> tuple[str, ...]:
+def _without_options(options: Sequence[str], names: frozenset[str] | set[str]) -> tuple[str, ...]:
     """Return the options without the named ones, all of which take a value."""
     left, rest = list[str](), list(options)
     while rest:
@@ -196,7 +196,7 @@ def _without(options: Sequence[str], names: frozenset[str] | set[str]) -> tuple[
     return tuple(left)
 
 
-def _split_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_python_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the interpreter's options from ``-m module`` or the script; -u, which ranks have anyway, is dropped."""
     left_out, rest = list[str](), list(words)
     while rest and is_option(rest[0]) and rest[0] != "-m":
@@ -210,7 +210,7 @@ def _split_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _TRANSLATE: dict[str, Translate] = {
     "torchrun": _translate_torchrun,
-    "torch.distributed.launch": _translate_launch,
+    "torch.distributed.launch": _translate_torch_launch,
     "accelerate launch": translate_accelerate,
     "accelerate-launch": translate_accelerate,
     "deepspeed": translate_deepspeed,
@@ -220,7 +220,7 @@ _TRANSLATE: dict[str, Translate] = {
 }
 
 
-def _error(what: str, line: OwnLine) -> UsageError:
+def _error(what: str, line: TranslatedLine) -> UsageError:
     """Build the error: the line to type, and the options without an equivalent."""
     words = shlex.join([*line.outer, "ddplaunch", "run", *line.options, *(line.rest or ("train.py",))])
     variables = "".join(

@@ -29,7 +29,7 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
     only = _read_ranks_filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
-    yield from torchrun.as_own_option("--log-dir")
+    yield from torchrun.as_ddplaunch_option("--log-dir")
     if used and "--log-dir" not in torchrun:
         name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # unpredictable for other users
         import tempfile  # 6 ms that few starts need
@@ -58,14 +58,16 @@ def _prefix(torchrun: TorchrunOptions) -> str:
 
 
 def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
-    def shown(rank: int | None) -> int:
+    def shown_streams(rank: int | None) -> int:
         return _BOTH_STREAMS & ~(redirected.get(rank, redirected[None]) & ~teed.get(rank, teed[None]))
 
     if only:
-        return "local:" + ",".join(f"{rank}{_SHOW_SUFFIX[shown(rank)]}" for rank in sorted(only))
-    common = {0: "none", _BOTH_STREAMS: "all"}.get(shown(None), f"all{_SHOW_SUFFIX[shown(None)]}")
+        return "local:" + ",".join(f"{rank}{_SHOW_SUFFIX[shown_streams(rank)]}" for rank in sorted(only))
+    common = {0: "none", _BOTH_STREAMS: "all"}.get(shown_streams(None), f"all{_SHOW_SUFFIX[shown_streams(None)]}")
     named = sorted(rank for rank in {*redirected, *teed} if rank is not None)
-    different = [f"{rank}{_SHOW_SUFFIX[shown(rank)]}" for rank in named if shown(rank) != shown(None)]
+    different = [
+        f"{rank}{_SHOW_SUFFIX[shown_streams(rank)]}" for rank in named if shown_streams(rank) != shown_streams(None)
+    ]
     return f"{common},local:{','.join(different)}" if different else common
 
 

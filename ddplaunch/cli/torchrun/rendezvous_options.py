@@ -29,9 +29,9 @@ def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption
             nnodes = f"{torchrun.source('--nnodes')} {torchrun.value('--nnodes')}"
             raise UsageError(f"--standalone does not work with {nnodes}", "leave one of them out")
         yield "--nnodes", "1", torchrun.source("--standalone")
-        yield from torchrun.as_own_option("--master-port")
+        yield from torchrun.as_ddplaunch_option("--master-port")
         return
-    yield from torchrun.as_own_option("--nnodes")
+    yield from torchrun.as_ddplaunch_option("--nnodes")
     backend = torchrun.value("--rdzv-backend", "static")
     if backend == "static":
         yield from _translate_static(torchrun)
@@ -43,14 +43,14 @@ def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption
 
 
 def _translate_static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    yield from torchrun.as_own_option("--node-rank")
+    yield from torchrun.as_ddplaunch_option("--node-rank")
     if torchrun.value("--rdzv-endpoint"):
         yield from _translate_endpoint(torchrun, "")
         torchrun.ignore_options("--master-addr", "--master-port")
     else:
-        yield from torchrun.as_own_option("--master-addr")
-        yield from torchrun.as_own_option("--master-port")
-    yield from _rdzv_conf_settings(torchrun, _STATIC)
+        yield from torchrun.as_ddplaunch_option("--master-addr")
+        yield from torchrun.as_ddplaunch_option("--master-port")
+    yield from _translate_rdzv_conf(torchrun, _STATIC)
 
 
 def _translate_c10d(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
@@ -60,10 +60,10 @@ def _translate_c10d(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
             what = f"{source} c10d on {torchrun.max_nodes} nodes needs --rdzv-endpoint HOST:PORT"
             raise UsageError(what, "HOST is an address of one of the nodes, the same on each")
         yield from _translate_endpoint(torchrun, C10D_PORT)
-        is_host = _rendezvous_settings(torchrun).get("is_host", "").lower() in _TRUE_WORDS
+        is_host = _parse_rdzv_conf(torchrun).get("is_host", "").lower() in _TRUE_WORDS
         yield "--node-rank", "0" if is_host else "auto", torchrun.source("--rdzv-backend")
     torchrun.ignore_options("--node-rank", "--master-addr", "--master-port")
-    yield from _rdzv_conf_settings(torchrun, _C10D)
+    yield from _translate_rdzv_conf(torchrun, _C10D)
 
 
 def _translate_endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[TranslatedOption]:
@@ -76,7 +76,7 @@ def _translate_endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterato
         yield "--master-port", port, source
 
 
-def _rendezvous_settings(torchrun: TorchrunOptions) -> dict[str, str]:
+def _parse_rdzv_conf(torchrun: TorchrunOptions) -> dict[str, str]:
     """Parse --rdzv-conf: "join_timeout=600,last_call_timeout=60"."""
     text = torchrun.value("--rdzv-conf").strip()
     given: dict[str, str] = {}
@@ -89,9 +89,9 @@ def _rendezvous_settings(torchrun: TorchrunOptions) -> dict[str, str]:
     return given
 
 
-def _rdzv_conf_settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[TranslatedOption]:
+def _translate_rdzv_conf(torchrun: TorchrunOptions, known: set[str]) -> Iterator[TranslatedOption]:
     """Translate the settings of --rdzv-conf that this backend has; torchrun too ignores all others."""
-    if not (given := _rendezvous_settings(torchrun)):
+    if not (given := _parse_rdzv_conf(torchrun)):
         return
     source = torchrun.source("--rdzv-conf")
     if ignored := [f"{key}={value}" for key, value in given.items() if key not in known]:

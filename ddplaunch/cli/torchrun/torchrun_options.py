@@ -72,7 +72,7 @@ class TorchrunOptions:
     def source(self, name: str) -> str:
         return self._given[name].source
 
-    def as_own_option(
+    def as_ddplaunch_option(
         self, name: str, own_name: str = "", values: Mapping[str, str] = {}
     ) -> Iterator[TranslatedOption]:
         """Translate to an option of ddplaunch, by default of the same name; ``values`` maps values, "" drops it."""
@@ -90,7 +90,7 @@ class TorchrunOptions:
         return parse_int(self.value("--nnodes", "1").rpartition(":")[2]) or 1
 
 
-def split_torchrun(
+def split_torchrun_options(
     words: Sequence[str], options: Mapping[str, bool], skipped: set[str]
 ) -> tuple[dict[str, TorchrunValue], list[str], list[str]]:
     """Split the words into torchrun's options, options that only ddplaunch has, and the rest from the target on."""
@@ -115,7 +115,7 @@ def split_torchrun(
             typed[name] = TorchrunValue(rest[1] if takes else "1", word)
         del rest[:end]
     if rest and is_option(rest[0]) and rest[0] not in skipped:
-        _check_near_miss(option_name(rest[0]), torchrun_options, options)
+        _check_misspelling(option_name(rest[0]), torchrun_options, options)
     return typed, own, rest
 
 
@@ -127,7 +127,7 @@ def _expand_prefix(typed: str, torchrun_options: Collection[str]) -> str:
     return matching[0] if len(matching) == 1 else underscores_to_dashes(typed)
 
 
-def _check_near_miss(name: str, torchrun_options: Collection[str], options: Collection[str]) -> None:
+def _check_misspelling(name: str, torchrun_options: Collection[str], options: Collection[str]) -> None:
     near = closest_match(underscores_to_dashes(name), {*options, *torchrun_options})
     if near in torchrun_options and near not in options:
         raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")

@@ -21,7 +21,7 @@ from ddplaunch.cli.torchrun.torchrun_options import (
     TorchrunValue,
     TranslatedOption,
     read_pet_variables,
-    split_torchrun,
+    split_torchrun_options,
 )
 from ddplaunch.core.option_values import MAX_NAME
 
@@ -53,7 +53,7 @@ def translate(
         skipped: options that have another meaning in the command.
     Raises UsageError if an option or value has no equivalent, or two options contradict each other.
     """
-    typed, own, rest = split_torchrun(words, options, set(skipped))
+    typed, own, rest = split_torchrun_options(words, options, set(skipped))
     if "--print-completion" in typed:
         _print_completion(typed["--print-completion"])
     for name, (value, source) in typed.items():
@@ -85,14 +85,14 @@ def translate(
 
 def _translate_options(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     _check_supported(torchrun)
-    yield from torchrun.as_own_option("--nproc-per-node", "--nproc", {"xpu": "gpu"})
+    yield from torchrun.as_ddplaunch_option("--nproc-per-node", "--nproc", {"xpu": "gpu"})
     yield from rendezvous_options.translate_rendezvous(torchrun)
     yield from rendezvous_options.translate_local_addr(torchrun)
     yield from _run_id(torchrun)
-    yield from torchrun.as_own_option("--max-restarts")
-    yield from torchrun.as_own_option("--role")
-    yield from torchrun.as_own_option("--shutdown-timeout", "--grace")
-    yield from torchrun.as_own_option("--numa-binding", "--bind", {"node": "numa"})
+    yield from torchrun.as_ddplaunch_option("--max-restarts")
+    yield from torchrun.as_ddplaunch_option("--role")
+    yield from torchrun.as_ddplaunch_option("--shutdown-timeout", "--grace")
+    yield from torchrun.as_ddplaunch_option("--numa-binding", "--bind", {"node": "numa"})
     yield from output_options.translate_output(torchrun)
     for flag in ("--virtual-local-rank", "--module", "--no-python"):
         if flag in torchrun and (flag != "--no-python" or "--run-path" not in torchrun):
@@ -130,7 +130,7 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
         name = further[0].removeprefix("SIG")
         yield "--preempt-signal", name, source
         yield "--preempt-forward", name, source
-        yield from torchrun.as_own_option("--shutdown-timeout", "--preempt-grace")
+        yield from torchrun.as_ddplaunch_option("--shutdown-timeout", "--preempt-grace")
     else:
         torchrun.ignore_options("--signals-to-handle")
 

@@ -44,15 +44,15 @@ class NodeContext(Struct, frozen=True):
         Raises OSError if too many files are open.
         """
         reads = self.reads_stdin(ranks.plan, rank)
-        log = self.log.rank_file(rank.rank, ranks.number)
+        log = self.log.rank_file_path(rank.rank, ranks.number)
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.config.show.streams_for(rank), log=log)
         if self.config.inspect:
             fds["rank_channel"] = ranks.open_channel(rank.rank)
             if "stderr" in fds and ranks.plan.target.kind is not TargetKind.PROGRAM and ranks.plan.world_size > 1:
                 fds["crash_socket"] = ranks.open_crash_socket(rank.rank)
-        return self._describe_job(ranks, rank, make_sides)
+        return self._make_rank_job(ranks, rank, make_sides)
 
-    def _describe_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:
+    def _make_rank_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:
         plan, error_file = ranks.plan, ranks.rank_file_path(rank.rank, "json")
         target = plan.target
         environment = {**plan.rank_environment(rank, ranks.number), **self.preemption_file.variables()}

@@ -66,7 +66,7 @@ class NodeRanks:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.{kind}") if folder else None
 
-    def last_keep_alive(self, rank: int) -> float:
+    def last_keep_alive_at(self, rank: int) -> float:
         """When the rank last called ``runtime.working``, on the monotonic clock; 0.0 if never."""
         folder = self._folder.path
         try:
@@ -101,7 +101,7 @@ class NodeRanks:
         if rank in self._crash_sockets:
             self._crash_sockets[rank].read_pending()
 
-    def set_holding(self, is_holding: bool) -> None:
+    def set_waits_for_user(self, is_holding: bool) -> None:
         """Set whether a rank of this node waits for a user."""
         self.is_holding = is_holding
         self.on_hold_changed()
@@ -118,11 +118,11 @@ class NodeRanks:
         if process.pidfd is not None:
             os.close(process.pidfd)
 
-    def any_catches(self, number: int) -> bool:
+    def is_signal_handled(self, number: int) -> bool:
         """Whether a rank has a handler for this signal."""
-        return any(self._catches(rank, number) for rank in self.processes)
+        return any(self._has_handler(rank, number) for rank in self.processes)
 
-    def _catches(self, rank: int, number: int) -> bool:
+    def _has_handler(self, rank: int, number: int) -> bool:
         """Whether a rank has a handler of its own for this signal, not one inherited from the zygote.
 
         A fork of the zygote blocks these signals until it has removed the zygote's handlers, so the blocked signals
@@ -130,7 +130,7 @@ class NodeRanks:
         """
         pid, channel = self.processes[rank].pid, self.channels.get(rank)
         has_begun = (channel is not None and channel.is_ready) or not proc_utils.blocks_forwarded_signals(pid)
-        return has_begun and proc_utils.is_caught(pid, number)
+        return has_begun and proc_utils.catches_signal(pid, number)
 
     def forward_signal(self, number: int, *, only_handlers: bool, except_pids: Collection[int] = ()) -> set[int]:
         """Send a signal to all ranks; ``only_handlers``: to ranks that handle it, unless the launcher uses it there.
@@ -145,7 +145,7 @@ class NodeRanks:
                 channel.read_pending()
                 if number in channel.reserved_signals:
                     continue
-            if not only_handlers or self._catches(rank, number):
+            if not only_handlers or self._has_handler(rank, number):
                 process.send(number)
                 sent.add(process.pid)
         return sent

@@ -50,9 +50,9 @@ class NodeRpc:
     def on_request(self, ranks: NodeRanks, message: RpcRequest, kind: Kind) -> None:
         """Answer a request of node 0 about this node's ranks; without an answer, node 0 waits until its timeout."""
 
-        def reply(payload: Any, is_last: bool) -> None:
+        def send_reply(payload: Any, is_last: bool) -> None:
             self._send(RpcReply(message.serial, message.kind, payload, is_last))
 
         handler = self.handlers.get(message.kind) or kind.answer
         isolated = IsolatedLoop(self._loop, f"the answer to the request {message.kind}", self._report)
-        isolated.guard(handler)(isolated, ranks, message, reply)
+        isolated.guard(handler)(isolated, ranks, message, send_reply)

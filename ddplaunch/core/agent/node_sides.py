@@ -49,7 +49,7 @@ class NodeSides:
     def make(self, make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext]) -> None:
         """Make the sides of all features; ``make_context`` gets the loop of a feature and the sides made before."""
         for name, feature in load_features():
-            context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
+            context = make_context(self._make_loop(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(feature, context)
 
     def _add(self, feature: Feature, context: FeatureContext) -> None:
@@ -63,7 +63,7 @@ class NodeSides:
         """Return the side of a feature; None if the job has none."""
         return next((side for _, side in self._sides if isinstance(side, kind)), None)
 
-    def _isolated(self, name: str) -> IsolatedLoop:
+    def _make_loop(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
 
     def _call(self, hook: str, *arguments: object) -> list[Any]:

@@ -27,7 +27,7 @@ _C_ERROR = (
 """What glibc prints before it aborts a process."""
 
 
-def add_abort_place(hint: str | None, printed: bytes, folder: str) -> str | None:
+def add_abort_location(hint: str | None, printed: bytes, folder: str) -> str | None:
     """Add to a hint where the program was when native code has aborted it: "it was in all_reduce, step at train.py:9".
 
     faulthandler has printed the stacks of all threads. If no stack is in torch.distributed, the hint is returned

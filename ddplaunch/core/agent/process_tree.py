@@ -14,8 +14,8 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.agent.run_temp_dir import RunTempDir
-from ddplaunch.core.agent.zygote_client import ZygoteClient, ZygoteListener, make_zygote_config
-from ddplaunch.core.agent.zygote_process import ZygoteSource, ZygoteStart
+from ddplaunch.core.agent.zygote_client import ZygoteClient, ZygoteEventHandler, make_zygote_config
+from ddplaunch.core.agent.zygote_process import ZygoteSource, ZygoteStartSettings
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
@@ -35,9 +35,9 @@ def signals_to_block(preempt_signal: int | None) -> list[int]:
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
-def make_zygote_start(
+def make_zygote_start_settings(
     settings: ZygoteSettings, environ: Mapping[str, str], plan: Plan, remove: Sequence[str] = ()
-) -> ZygoteStart:
+) -> ZygoteStartSettings:
     """Return config and environment of a plan's zygotes; ``environ``: the launcher's variables for its descendants."""
     config = make_zygote_config(
         settings.plan,
@@ -46,7 +46,7 @@ def make_zygote_start(
         shielded=signals_to_block(settings.preempt_signal),
         blocked=AT_START.blocked - {settings.preempt_signal},  # it may have come before the launcher had a handler
     )
-    return ZygoteStart(config, {**environ, **plan.shared_environment}, " ".join(plan.target.argv))
+    return ZygoteStartSettings(config, {**environ, **plan.shared_environment}, " ".join(plan.target.argv))
 
 
 class ProcessTree:
@@ -62,7 +62,7 @@ class ProcessTree:
     ) -> None:
         """``environ``: variables for all descendants; ``zygote_source`` provides zygotes, if it can."""
         self._loop, self._settings, self.zygote_source = loop, settings, zygote_source
-        self._listener: ZygoteListener | None = None
+        self._listener: ZygoteEventHandler | None = None
         self._show_note: Callable[[str], object] | None = None
         early = zygote_source.child_pid if zygote_source else None
         self.unrelated_pids = frozenset(proc_utils.list_children()) - {early}  # of a shell that became the launcher
@@ -73,9 +73,9 @@ class ProcessTree:
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
         self.other_zygotes: set[int] = set()  # zygotes of features: their descendants do not end with the ranks
-        loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
+        loop.add_signal_handlers((signal.SIGCHLD,), self._on_sigchld)
 
-    def attach(self, listener: ZygoteListener, show_note: Callable[[str], object]) -> None:
+    def attach(self, listener: ZygoteEventHandler, show_note: Callable[[str], object]) -> None:
         """Set the listener of all zygotes, and what shows a message to the user; before the loop runs."""
         self._listener, self._show_note = listener, show_note
         if self.zygote:
@@ -88,24 +88,24 @@ class ProcessTree:
         """
         if self.zygote is None:
             remove = [self.temp_dir.path] if self.temp_dir.path else ()
-            start = make_zygote_start(self._settings, self.environ, plan, remove)
+            start = make_zygote_start_settings(self._settings, self.environ, plan, remove)
             self.zygote = ZygoteClient(self._loop, start, listener=self._listener, source=self.zygote_source)
         return self.zygote
 
-    def _on_child(self, number: int) -> None:
+    def _on_sigchld(self, number: int) -> None:
         """Called on SIGCHLD: a child has ended, or a signal has suspended or continued it."""
-        if self._stopped_zygote() != self._stopped:
+        if self._stopped_zygote_pid() != self._stopped:
             self._loop.call_later(STOPPED_S, self.report_stopped_zygote)
 
     def report_stopped_zygote(self) -> None:
         """Report once that a signal has stopped the zygote, which then neither starts ranks nor reports exits."""
-        pid = self._stopped_zygote()
+        pid = self._stopped_zygote_pid()
         if pid and pid != self._stopped and self._show_note:
             text = f"the process that starts the ranks (pid {pid}) is stopped; continue it: kill -CONT {pid}"
             self._show_note(text)
         self._stopped = pid
 
-    def _stopped_zygote(self) -> int:
+    def _stopped_zygote_pid(self) -> int:
         """The pid of the zygote if a signal has stopped it, else 0."""
         pid = self.zygote.pid if self.zygote else 0
         return pid if pid and proc_utils.is_suspended(pid) else 0
@@ -136,7 +136,7 @@ class ProcessTree:
         """Kill the descendants that the launcher adopted from the zygote; return those that cannot be killed."""
         return [*self._stuck, *child_processes.kill_descendants(self._is_unrelated)]
 
-    def add_session(self, pid: int) -> None:
+    def add_rank_session(self, pid: int) -> None:
         """Record that a rank leads this session. The rank's children are in it too, unless they leave it."""
         self._sessions.add(pid)
 
@@ -147,7 +147,9 @@ class ProcessTree:
         """
         if pid in self.other_zygotes or not self.unrelated_pids:
             return pid in self.other_zygotes
-        return pid in self.unrelated_pids or not (self._get_session(pid) in self._sessions or self._has_run_marker(pid))
+        return pid in self.unrelated_pids or not (
+            self._get_session(pid) in self._sessions or self._has_temp_dir_in_environ(pid)
+        )
 
     def _get_session(self, pid: int) -> int:
         try:
@@ -155,7 +157,7 @@ class ProcessTree:
         except OSError:
             return 0
 
-    def _has_run_marker(self, pid: int) -> bool:
+    def _has_temp_dir_in_environ(self, pid: int) -> bool:
         if self.temp_dir.path is None:
             return False
         try:

@@ -31,7 +31,7 @@ from ddplaunch.core.agent.signal_delivery import SignalDelivery
 from ddplaunch.core.agent.store_host import StoreHost
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, RankFailure
-from ddplaunch.core.isolation import not_isolated
+from ddplaunch.core.isolation import raise_errors_in_loop
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.machine import MachineEvent
@@ -76,20 +76,22 @@ class NodeRunner:
         """
         self._node_config, self._job_config, options = node_config, job_config, node_config.options
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
-        process_limits.raise_fd_limit(
+        process_limits.raise_fd_limit_for_ranks(
             len(plan.local_ranks), 3 + 2 * bool(options[Logging].log_dir) + 2 * node_config.inspect
         )
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
-        if plan.hosts_store or job_config.port is None:
+        if plan.holds_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
         self.tree = tree
         tree.attach(self, screen.show_note)
         self.streams = Streams(loop, screen, self, full_tracebacks=node_config.show.full_tracebacks)
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
+        self.send = raise_errors_in_loop(
+            loop.call_soon, self._link.send
+        )  # sends a control message to node 0, for features
         self.rpc = NodeRpc(loop, self.send, screen.show_note)
         self._machine = NodeMachine(
             grace_s=options[Stopping].grace,
@@ -103,7 +105,7 @@ class NodeRunner:
         self._replies: deque[MachineEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = self._waits_ended = False
         self.exit_code: int | None = None  # once the result is written: a signal then ends the process with it
-        self._post_for_feature = not_isolated(loop.call_soon, self.post)
+        self._post_for_feature = raise_errors_in_loop(loop.call_soon, self.post)
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
     def run(self) -> JobResult:
@@ -118,7 +120,7 @@ class NodeRunner:
         self.tree.ensure_zygote(self._plan)
         proc_utils.adopt_orphans()  # not before: a zygote that a feature provides is a detached process
         try:
-            with tty.restore_terminal():
+            with tty.keep_terminal_settings():
                 self._link.start()
                 while self._machine.phase is not AttemptPhase.ENDED:
                     self._loop.run_once()
@@ -195,7 +197,7 @@ class NodeRunner:
                 self._on_zygote_started(event)
             case ev.ProcessSpawned(rank=rank, pid=pid, pidfd=pidfd):
                 self._ranks.add_process(rank, pid, pidfd)
-                self.tree.add_session(pid)
+                self.tree.add_rank_session(pid)
             case ev.ProcessExited(rank=rank, pid=pid, code=code):
                 self._ranks.remove_process(rank, pid, code)
             case ev.ZygoteLost():
@@ -206,7 +208,7 @@ class NodeRunner:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
         plan, failed = self._node_config.zygote.plan, started.failed
-        fallback_reason, excluded = plan.explain(failed)
+        fallback_reason, excluded = plan.explain_exclusions(failed)
         modules = (plan.fallback if failed else plan.modules) if started.forks else ()
         source = self.tree.zygote_source
         warm = source.unavailable_reason if source else None
@@ -233,7 +235,7 @@ class NodeRunner:
                 self._screen.show_note(text, of_job=of_job)
             case do.ShowFooter(text=text, of_job=of_job):
                 self._screen.show_footer(text, of_job=of_job)
-            case do.ReportJob():
+            case do.ShowJobMessages():
                 self._screen.reports_job = True
             case do.OpenLog(joined=joined):
                 self._open_log(joined)
@@ -245,7 +247,7 @@ class NodeRunner:
                 self._signals.on_attempt_start(self._ranks)
                 self.sides.on_attempt_start(self._ranks)
             case do.SpawnRank(rank=rank):
-                self._spawn(rank)
+                self._spawn_rank(rank)
             case do.WithdrawSpawns():
                 self._replies.append(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
             case do.StopRanks(number=number, spare_failing=spare_failing):
@@ -263,10 +265,10 @@ class NodeRunner:
                 if error and report_error:
                     self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
             case do.NotePreemptionHandlers(number=number):
-                if self._ranks.any_catches(number):
+                if self._ranks.is_signal_handled(number):
                     self.context.preemption_file.mark_seen()
             case do.ExplainEnd():
-                self._explain_end(command)
+                self._explain_rank_end(command)
             case do.Sweep(grace_s=grace_s):
                 self.tree.sweep(grace_s)
             case do.KillZygote():
@@ -278,7 +280,7 @@ class NodeRunner:
                 self._replies.append(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
             case do.DrainOutput():
                 self._ranks.forget_processes()
-                if not self.streams.has_open:
+                if not self.streams.has_open_rank:
                     self.post(ev.OutputDrained())
             case do.CollectOutput(failed=failed):
                 self._collect_output(failed)
@@ -323,7 +325,7 @@ class NodeRunner:
         except UsageError as error:
             self._replies.append(ev.StartFailed(error.message, error.hint))
 
-    def _spawn(self, number: int) -> None:
+    def _spawn_rank(self, number: int) -> None:
         rank = self._ranks.plan.rank_of(number)
         build = partial(self.context.build_rank_job, self.sides.make_rank_sides, self._ranks, rank)
         assert self.tree.zygote
@@ -336,7 +338,7 @@ class NodeRunner:
             process.stop(number)
         self._replies.append(ev.StopSent(tuple(stopped)))
 
-    def _explain_end(self, end: do.ExplainEnd) -> None:
+    def _explain_rank_end(self, end: do.ExplainEnd) -> None:
         failure, rank = end.failure, end.failure.rank
         self.streams.read_pending(rank)
         self._ranks.read_crash_output(rank)
@@ -356,7 +358,7 @@ class NodeRunner:
             return failure
         printed = self.streams.tail(failure.rank)
         if failure.signal:
-            hint = printed_errors.add_abort_place(failure.hint, printed, current_folder())
+            hint = printed_errors.add_abort_location(failure.hint, printed, current_folder())
             return replace(failure, hint=hint, abort_reason=printed_errors.find_abort_reason(printed))
         if failure.exit_code == 1 and not failure.message and (last := printed_errors.find_last_traceback(printed)):
             return replace(failure, message=last[0], traceback=last[1])

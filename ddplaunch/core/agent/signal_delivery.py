@@ -74,7 +74,7 @@ class SignalDelivery:
             if pending.pids and not pending.first_delivered_at:
                 pending.first_delivered_at = now
             if pending.pids and (
-                now - pending.first_delivered_at > _OTHERS_TIMEOUT_S or self._have_all(ranks, pending.pids)
+                now - pending.first_delivered_at > _OTHERS_TIMEOUT_S or self._is_delivered_to_all(ranks, pending.pids)
             ):
                 del self._pending[number]
             elif not (pending.pids or pending.is_noted) and now - pending.arrived_at > _NOTE_DELAY_S:
@@ -87,7 +87,7 @@ class SignalDelivery:
             delay_s = _CHECK_INTERVAL_S if now - oldest < _OTHERS_TIMEOUT_S else _SLOW_CHECK_INTERVAL_S
             self._timer = self._loop.call_later(delay_s, self._deliver)
 
-    def _have_all(self, ranks: NodeRanks | None, pids: set[int]) -> bool:
+    def _is_delivered_to_all(self, ranks: NodeRanks | None, pids: set[int]) -> bool:
         """Whether all ranks of the attempt have got a signal; ``pids`` are the ranks that have."""
         alive = {process.pid for process in ranks.processes.values()} if ranks else set()
         return ranks is not None and not ranks.attempt.not_spawned and alive <= pids

@@ -19,7 +19,7 @@ class StoreHost:
 
         Raises UsageError if the port is taken, or the interface does not exist.
         """
-        here = plan.hosts_store
+        here = plan.holds_store
         self.port = ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
         self.path = plan.store_file
         self._new_file_each_attempt = new_file_each_attempt
@@ -45,7 +45,7 @@ class StoreHost:
             return
         listening = self.port.listen()
         if not ranks.plan.agent_store:
-            self.port.cede()
+            self.port.stop_listening()
         elif ready:
             ready.serve_store(listening)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
-from ddplaunch.core.agent.zygote_process import ZygoteProcess, ZygoteSource, ZygoteStart, spawn_own_zygote
+from ddplaunch.core.agent.zygote_process import ZygoteProcess, ZygoteSource, ZygoteStartSettings, spawn_child_zygote
 from ddplaunch.core.agent.zygote_socket import ZygoteSocket
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
@@ -65,7 +65,7 @@ def make_zygote_config(
     }
 
 
-class ZygoteListener(Protocol):
+class ZygoteEventHandler(Protocol):
     """Handles the events of a zygote; it is never called while a method of ``ZygoteClient`` runs."""
 
     def on_zygote_event(self, event: ev.NodeEvent) -> None: ...
@@ -77,9 +77,9 @@ class ZygoteClient:
     def __init__(
         self,
         loop: EventLoop,
-        start: ZygoteStart,
+        start: ZygoteStartSettings,
         *,
-        listener: ZygoteListener | None,  # None: set before the loop runs
+        listener: ZygoteEventHandler | None,  # None: set before the loop runs
         source: ZygoteSource | None = None,  # provides a zygote, if it can
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
@@ -88,7 +88,7 @@ class ZygoteClient:
         provided = source.get_zygote(start.config, start.environment) if source else None
         self._process: ZygoteProcess
         try:
-            self._process, our_socket = provided or spawn_own_zygote(start)
+            self._process, our_socket = provided or spawn_child_zygote(start)
         except OSError as error:
             raise process_limits.ResourceLimitError(
                 f"no process can be started: {process_limits.describe_spawn_error(error.errno)}"
@@ -101,7 +101,7 @@ class ZygoteClient:
         The job is built once earlier messages are sent: only one rank's descriptors are open here at a time.
         """
 
-        def build(fds: list[int]) -> ToZygote:
+        def build_request(fds: list[int]) -> ToZygote:
             by_purpose: dict[str, int] = {}
             try:
                 job = build_job(by_purpose)
@@ -109,21 +109,21 @@ class ZygoteClient:
                 fds += by_purpose.values()
             return {"op": "spawn", "rank": rank, "job": job, "fds": list(by_purpose)}
 
-        self._socket.send_built(build, lambda error: self._on_spawn_failed(rank, error.errno or 0), rank)
+        self._socket.send_built(build_request, lambda error: self._on_spawn_failed(rank, error.errno or 0), rank)
 
     def serve_store(self, listening: socket.socket) -> None:
         """Have the zygote replace the store by a new one on this listening socket; call it before ``spawn``."""
 
-        def build(fds: list[int]) -> ToZygote:
+        def build_request(fds: list[int]) -> ToZygote:
             with suppress(OSError):  # without the socket, the zygote reports for each rank that it cannot be started
                 fds.append(listening.dup().detach())
             return {"op": "serve_store"}
 
-        self._socket.send_built(build)
+        self._socket.send_built(build_request)
 
     def withdraw_spawns(self) -> list[int]:
         """Drop the requests for processes that are not sent yet; return the ranks, which will not start."""
-        return self._socket.withdraw_unsent()
+        return self._socket.withdraw_unsent_spawns()
 
     def remove_on_exit(self, path: str) -> None:
         """Have the zygote remove ``path`` if the launcher is killed."""

@@ -74,7 +74,7 @@ def spawn_zygote(
         )
 
 
-class ZygoteStart(NamedTuple):
+class ZygoteStartSettings(NamedTuple):
     """The configuration and environment with which a zygote is started."""
 
     config: ZygoteConfig
@@ -82,12 +82,12 @@ class ZygoteStart(NamedTuple):
     title: str = ""  # the longest command line that ``ps`` is to show for a rank
 
 
-def spawn_own_zygote(start: ZygoteStart) -> tuple[OwnZygote, socket.socket]:
+def spawn_child_zygote(start: ZygoteStartSettings) -> tuple[ChildZygote, socket.socket]:
     """Start a zygote for one run; return it and the launcher's end of its socket. OSError: as ``spawn_zygote``."""
     our_socket, child_socket = socket.socketpair()
     title_bytes = min(len(start.title.encode(errors="replace")), _MAX_TITLE_BYTES)
     try:
-        return OwnZygote(spawn_zygote(start.config, child_socket, start.environment, title_bytes, ())), our_socket
+        return ChildZygote(spawn_zygote(start.config, child_socket, start.environment, title_bytes, ())), our_socket
     except OSError:
         our_socket.close()
         raise
@@ -95,7 +95,7 @@ def spawn_own_zygote(start: ZygoteStart) -> tuple[OwnZygote, socket.socket]:
         child_socket.close()
 
 
-class OwnZygote(ChildProcess):
+class ChildZygote(ChildProcess):
     """A zygote that is a child of the launcher, for this run alone."""
 
     unkillable: Sequence[str] = ()  # the launcher adopts its descendants, and kills them itself

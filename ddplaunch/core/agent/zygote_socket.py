@@ -44,7 +44,7 @@ class _IncomingMessage(Struct):
     size: int | None = None
 
 
-class ZygoteSocketListener(Protocol):
+class ZygoteMessageHandler(Protocol):
     """Handles the messages of the zygote, and the end of its socket."""
 
     def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None: ...  # with its descriptors
@@ -54,7 +54,7 @@ class ZygoteSocketListener(Protocol):
 class ZygoteSocket:
     """Sends and receives messages with descriptors; unsent messages are queued."""
 
-    def __init__(self, loop: EventLoop, sock: socket.socket, listener: ZygoteSocketListener) -> None:
+    def __init__(self, loop: EventLoop, sock: socket.socket, listener: ZygoteMessageHandler) -> None:
         self._loop, self._socket, self._listener = loop, sock, listener
         self._queue: deque[_OutgoingMessage] = deque()
         self._is_dropping = False  # a message has failed, and its handler will be called
@@ -82,7 +82,7 @@ class ZygoteSocket:
         if len(self._queue) == 1:
             self._send_pending()
 
-    def withdraw_unsent(self) -> list[int]:
+    def withdraw_unsent_spawns(self) -> list[int]:
         """Remove unsent requests for processes; return their ranks."""
         unsent = [each for each in self._queue if each.rank is not None and (each.data is None or each.fds)]
         for message in unsent:
@@ -119,7 +119,7 @@ class ZygoteSocket:
                     return
                 _close(message.fds)
                 if message.on_failed and (is_transient or message.data is None):
-                    return self._drop_first(message.on_failed, error)
+                    return self._drop_first_message(message.on_failed, error)
                 if not is_transient:
                     self._queue.popleft()  # the peer has closed: end of file is handled by ``_on_readable``
                 continue
@@ -130,10 +130,10 @@ class ZygoteSocket:
         if not self.is_closed:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
 
-    def _drop_first(self, on_failed: Callable[[OSError], object], error: OSError) -> None:
+    def _drop_first_message(self, on_failed: Callable[[OSError], object], error: OSError) -> None:
         """Drop the first message, which cannot be sent; ``on_failed`` may withdraw others that would fail too."""
 
-        def report() -> None:
+        def report_error() -> None:
             self._is_dropping = False
             if not self.is_closed:
                 on_failed(error)
@@ -141,7 +141,7 @@ class ZygoteSocket:
 
         self._queue.popleft()
         self._is_dropping = True
-        self._loop.call_soon(report)
+        self._loop.call_soon(report_error)
 
     def _on_readable(self) -> None:
         """Read a part of one message: first only the header, with which the message's descriptors arrive."""

@@ -122,7 +122,7 @@ class ProgramStatus(Struct, frozen=True):
         """The GPUs and the address of the program: "GPUs 0-3, 127.0.0.1:8000"."""
         return ", ".join(filter(None, (f"GPUs {self.gpus}" if self.gpus else "", self.address)))
 
-    def start_again(self, now: float) -> ProgramStatus:
+    def with_new_start(self, now: float) -> ProgramStatus:
         """Return the status as an attempt starts: a program that has ended starts again, unless it is a sidecar."""
         return self if self.state != "ended" or self.kind == "sidecar" else replace(self, state="waiting", since=now)
 
@@ -132,7 +132,7 @@ class ProgramStatus(Struct, frozen=True):
         return any(int(first) <= index <= int(last) for first, last in runs if (first + last).isdecimal())
 
 
-def apply_to_programs(programs: tuple[ProgramStatus, ...], event: Event, now: float) -> tuple[ProgramStatus, ...]:
+def apply_event_to_programs(programs: tuple[ProgramStatus, ...], event: Event, now: float) -> tuple[ProgramStatus, ...]:
     """Return the programs after an event, which happened at ``now``."""
     changes: dict[str, object]
     match event:
@@ -219,12 +219,12 @@ class Status(TaggedMessage, frozen=True):
             case events.JobEnded(code=code):
                 return replace(self._with_state(JobState.ENDED, now), code=code)
             case events.ProgramsStarting(has_ranks=has_ranks) if JobState.STARTING in JOB_STATE_TRANSITIONS[self.state]:
-                programs = tuple(each.start_again(now) for each in self.programs)
+                programs = tuple(each.with_new_start(now) for each in self.programs)
                 return replace(self._with_state(JobState.STARTING, now), has_ranks=has_ranks, programs=programs)
-        programs = apply_to_programs(self.programs, event, now)
-        return self if programs is self.programs else replace(self, programs=programs)._without_ranks(now)
+        programs = apply_event_to_programs(self.programs, event, now)
+        return self if programs is self.programs else replace(self, programs=programs)._to_running_without_ranks(now)
 
-    def _without_ranks(self, now: float) -> Status:
+    def _to_running_without_ranks(self, now: float) -> Status:
         """Return the status; if this node has no ranks and all its programs are ready, the state is RUNNING."""
         are_ready = all(each.state in ("ready", "ended") for each in self.programs)
         is_due = self.state is JobState.STARTING and not self.has_ranks and are_ready

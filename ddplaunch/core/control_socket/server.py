@@ -18,7 +18,7 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.core.control_socket.request import Request, RequestContext, ServedJob
-from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
+from ddplaunch.core.control_socket.socket_dir import open_control_socket, remove_socket
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.isolation import Isolation
 
@@ -32,7 +32,7 @@ ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descripto
 
 
 @cache
-def all_requests() -> tuple[type[Request[object]], ...]:
+def list_request_types() -> tuple[type[Request[object]], ...]:
     """Import the modules of core and of the features that define requests, and return all request types."""
     import_module(f"{__package__}.status_request")
     list(load_features().modules("requests"))  # the import of a module defines its requests
@@ -50,7 +50,7 @@ class ControlSocket:
         self._imports = Isolation("the control socket", lambda text: job.report_bug(text))  # the package may be gone
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a control socket
-        self._socket, self.path = listen_in_dir(run_id)
+        self._socket, self.path = open_control_socket(run_id)
         self._resume_accepting()
 
     def close(self, code: int | None = None) -> None:
@@ -90,7 +90,7 @@ class ControlSocket:
             self._loop.unwatch_fd(self._socket.fileno())
             self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting)
             return
-        if peer_uid(sock) != os.geteuid() or not (requests := self._imports.call(all_requests)):
+        if peer_uid(sock) != os.geteuid() or not (requests := self._imports.call(list_request_types)):
             sock.close()
             return
         client: Connection[Request[object]] = Connection(
@@ -115,12 +115,12 @@ class ControlSocket:
         if request.is_streaming and len(self._on_job_end) == MAX_STREAMING_CLIENTS:
             return client.shutdown_write()
 
-        def drop() -> None:
+        def drop_client() -> None:
             if client in self._clients:
                 self._close_client(client)
 
         isolated = Isolation(f"the answer to {type(request).__name__}", self._job.report_bug)
-        isolated.on_error = drop
+        isolated.on_error = drop_client
         isolated.call(request.handle, RequestContext(client, self._job, isolated, partial(self._keep_open, client)))
 
     def _close_client(self, client: Connection[Request[object]]) -> None:

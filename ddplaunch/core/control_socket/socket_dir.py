@@ -25,7 +25,7 @@ def candidate_dirs() -> list[str]:
     return socket_dir_candidates("ddplaunch")
 
 
-def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
+def open_control_socket(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
     """Listen on a new control socket; return it and its path, or (None, None) if there is no folder for it."""
     name = f"{os.fsencode(run_id)[:MAX_NAME_BYTES].decode(errors='ignore')}.{os.getpid()}"
     for folder in candidate_dirs():
@@ -37,7 +37,7 @@ def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
                 os.mkdir(folder, 0o700)
             try:
                 check_private_dir(folder)
-                _live_sockets(folder)
+                _list_live_sockets(folder)
                 return listen_unix(path), path
             except OSError as error:
                 if error.errno != errno.ENOENT:
@@ -54,10 +54,10 @@ def remove_socket(path: str) -> None:
 
 def list_sockets() -> list[str]:
     """List the paths of all control sockets of this user on this machine."""
-    return [path for folder in filter(is_private_dir, candidate_dirs()) for path in _live_sockets(folder)]
+    return [path for folder in filter(is_private_dir, candidate_dirs()) for path in _list_live_sockets(folder)]
 
 
-def _live_sockets(folder: str) -> list[str]:
+def _list_live_sockets(folder: str) -> list[str]:
     """List the sockets in a folder; those of killed launchers are removed."""
     alive: list[str] = []
     for name in list_dir(folder):

@@ -26,7 +26,7 @@ from ddplaunch.core.job.job_attempt import (
 from ddplaunch.core.job.job_sides import JobSides, NamedFeatures
 from ddplaunch.core.job.joining import ReportTimeout, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
-from ddplaunch.core.job.next_step import NextStep, Pause, StopReason
+from ddplaunch.core.job.next_step import NextStepPolicy, Pause, StopReason
 from ddplaunch.core.job.node_checks import NodeChecks
 from ddplaunch.core.job.node_table import JoinedNode, NodeStep, NodeTable
 from ddplaunch.core.job.rpc import Rpc
@@ -55,7 +55,7 @@ class AttemptMachine(Machine):
         self._limits = TimeLimits(nodes, deadlines)
         self._sides = JobSides(run_id, nodes, deadlines, self._limits, self._rpc, features)
         self._stop = StopReason(nodes)
-        self._next_step = NextStep(nodes, self._membership, self._limits, self._stop, self._sides)
+        self._next_step = NextStepPolicy(nodes, self._membership, self._limits, self._stop, self._sides)
         self._wait_notices = SlowNodeNotices(nodes, deadlines, kind)
         self._report_timeout = ReportTimeout(deadlines)
         self._checks = NodeChecks(nodes, deadlines, self._membership)
@@ -68,21 +68,21 @@ class AttemptMachine(Machine):
         """Print a note on all nodes."""
         self._do(*self._nodes.note_to_all(text))
 
-    def _do_requested(self) -> None:
+    def _do_side_commands(self) -> None:
         """Execute the commands that the features' sides have requested; called after each call of a side."""
         self._do(*self._sides.take_commands())
 
-    def _do_deferred(self, now: Now) -> None:
+    def _do_side_requests(self, now: Now) -> None:
         """Execute the requests of features and deliver replies to them, until none is left."""
-        self._do_requested()
+        self._do_side_commands()
         while True:
             if self._sides.requested_stops:
                 if (cause := self._sides.requested_stops.popleft()) is None:
-                    self._check_reports(now)
+                    self._decide_if_all_reported(now)
                 elif self.phase is JobPhase.RUNNING or (cause.of_program and self.phase is not JobPhase.PAUSING):
                     self._on_stop_cause(cause, now)
-            elif self._rpc.deliver_next():
-                self._do_requested()
+            elif self._rpc.deliver_next_reply():
+                self._do_side_commands()
                 self._stop_after_replies(now)
             else:
                 return
@@ -107,7 +107,7 @@ class AttemptMachine(Machine):
         self._attempt = JobAttempt(number, world_size, now.mono, numbers, set(numbers))
         self._do(*self._limits.begin(number, now))
         self._sides.on_attempt_start(number)
-        self._do_requested()
+        self._do_side_commands()
         self._do(*self._nodes.start_ranks(active, number, self._run_id))
 
     def _remove_node(self, node_rank: int, now: Now) -> JoinedNode:
@@ -130,26 +130,26 @@ class AttemptMachine(Machine):
                 self._on_attempt_report(node, message, now)
             case _:
                 self._do(*self._limits.on_message(node.node_rank, message, now))
-        self._pass_on(node.node_rank, message)
+        self._pass_to_sides(node.node_rank, message)
 
-    def _pass_on(self, node_rank: int, message: messages.Message) -> None:
+    def _pass_to_sides(self, node_rank: int, message: messages.Message) -> None:
         """Pass a message on to the sides of features; ProtocolError if the node cannot have sent it."""
         try:
             self._sides.on_message(node_rank, message)
         finally:
-            self._do_requested()
+            self._do_side_commands()
 
     def _on_rank_failure(self, failure: RankFailure, clock: float, now: Now) -> None:
         self._attempt.add_failure(failure, clock, now.wall)
         if self.phase is not JobPhase.RUNNING or self._stop.preempted_by:  # others may be writing a checkpoint
             return
         is_explained = failure.is_secondary or self._sides.awaits_program(self._attempt, failure)
-        self._do_requested()
+        self._do_side_commands()
         if not is_explained:
             self._stop_with_early_report(now)
         elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the cause
-            self._asks_before_stop()
-            self._deadlines.set(due.CauseLate(), now.mono + self._attempt.wait_for_cause_s)
+            self._ask_before_stop()
+            self._deadlines.set(due.FailureCauseLate(), now.mono + self._attempt.cause_timeout_s)
 
     def _on_ranks_finished(self, node: JoinedNode, now: Now) -> None:
         node.take_step(NodeStep.FINISH)
@@ -171,11 +171,11 @@ class AttemptMachine(Machine):
             at = f" (on {node.host})" if len(self._nodes) > 1 else ""
             self._attempt.set_launcher_failure(message, node, at, now.wall)
             self._stop_ranks(signal.SIGTERM, now)
-        self._check_reports(now)
+        self._decide_if_all_reported(now)
 
     def _report_failure_early(self) -> None:
         text = None if self._attempt.was_reported_early else self._next_step.early_report(self._attempt)
-        self._do_requested()
+        self._do_side_commands()
         if text:
             self._attempt.was_reported_early = True
             self._note(text)
@@ -186,7 +186,7 @@ class AttemptMachine(Machine):
         """Called when a time limit has expired, or another program has failed: stop the ranks, or end."""
         if self.phase in PHASES_WITHOUT_RANKS:
             self._end(cause.result(), now)
-        elif self.phase is JobPhase.RUNNING and not self._stop.is_known and self._attempt.accepts(cause):
+        elif self.phase is JobPhase.RUNNING and not self._stop.is_set and self._attempt.accepts_stop_cause(cause):
             self._attempt.stop_cause = cause
             if cause.failure is None:
                 self._note(f"{cause.reason}: stopping the ranks")
@@ -198,10 +198,10 @@ class AttemptMachine(Machine):
             self._deadlines.set(due.EarlyReportDue(), now.mono + EARLY_REPORT_DELAY_S)
         self._stop_ranks(signal.SIGTERM, now)
 
-    def _asks_before_stop(self) -> bool:
+    def _ask_before_stop(self) -> bool:
         """Send the requests that features make before the ranks are stopped; return whether replies are awaited."""
         is_awaited = self._sides.before_stop(self._attempt)
-        self._do_requested()
+        self._do_side_commands()
         return is_awaited
 
     def _stop_ranks(self, signal_number: int, now: Now, grace_s: float | None = None) -> None:
@@ -212,7 +212,7 @@ class AttemptMachine(Machine):
         SIGKILL if it is 0.
         """
         in_time = self.phase is JobPhase.RUNNING and grace_s != 0 and not self._stop.preempted_by
-        if in_time and self._asks_before_stop():
+        if in_time and self._ask_before_stop():
             return self._attempt.stops_after_replies.append((signal_number, grace_s))
         if self.phase not in PHASES_WITH_RANKS or (self.phase is JobPhase.STOPPING and grace_s is None):
             return
@@ -224,7 +224,7 @@ class AttemptMachine(Machine):
         self._do(*(do.Send(number, stop) for number in concerned))
         self._report_timeout.begin(grace_s, now)
         if not self._attempt.unreported_nodes:  # the job lasted longer than its ranks
-            self._check_reports(now)
+            self._decide_if_all_reported(now)
 
     def _stop_after_replies(self, now: Now) -> None:
         """Stop the ranks, if only replies to features delayed it and the last of these replies has come."""
@@ -233,23 +233,23 @@ class AttemptMachine(Machine):
         stops, self._attempt.stops_after_replies = self._attempt.stops_after_replies, []
         for signal_number, grace_s in stops:
             self._stop_ranks(signal_number, now, grace_s)
-        self._check_reports(now)
+        self._decide_if_all_reported(now)
 
-    def _check_reports(self, now: Now) -> None:
+    def _decide_if_all_reported(self, now: Now) -> None:
         """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
         if self.phase not in PHASES_WITH_RANKS or self._attempt.unreported_nodes or self._attempt.sides_to_reply:
             return
-        self._deadlines.cancel(due.ReportStepOver())
+        self._deadlines.cancel(due.ReportIntervalOver())
         was_stopped = self.phase is JobPhase.STOPPING
         is_held = not was_stopped and self._sides.holds_end(self._attempt)
         if was_stopped and not self._stop.is_repeated:
             is_held = self._sides.holds_stop(self._stop.signal or signal.SIGTERM)
-        self._do_requested()
+        self._do_side_commands()
         if is_held:
             return
         self._do(*self._limits.end(now))  # before the wait for another attempt, in which --timeout counts
         step, commands = self._next_step.decide(self._attempt, now, was_stopped=was_stopped)
-        self._do_requested()
+        self._do_side_commands()
         if isinstance(step, Pause):
             self._end_attempt(step.code, step.why)
         else:
@@ -282,7 +282,7 @@ class AttemptMachine(Machine):
         self._take_step(JobStep.END)
         self._do(*self._limits.end(now))
         self._sides.on_job_end(outcome)
-        self._do_requested()
+        self._do_side_commands()
         self._rpc.end()
         self._deadlines.cancel()
         self._do(*self._nodes.to_all(messages.EndJob(outcome)))

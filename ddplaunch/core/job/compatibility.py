@@ -27,7 +27,7 @@ def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: Jo
         over = "is over" if phase is JobPhase.ENDED else "is running already"
         name = theirs.name if theirs.has_node_rank else theirs.node_spec.host
         refusal = JoinRefused(f"the job {over}, without this {name}")
-    return refusal or nodes.rank_refusal(theirs)
+    return refusal or nodes.node_rank_refusal(theirs)
 
 
 def find_mismatch(ours: NodeHello, theirs: NodeHello, *, allow_mismatch: bool) -> JoinRefused | None:
@@ -41,7 +41,7 @@ def find_mismatch(ours: NodeHello, theirs: NodeHello, *, allow_mismatch: bool) -
         what = f"{specs[1].name} is one rank, but {specs[0].name}, alone on its host, starts {count}"
         return JoinRefused(what, "--nproc 1 for one rank each; or start one process on every host")
     if not allow_mismatch:
-        for what, our_value, their_value, hint in _should_equal(ours, theirs):
+        for what, our_value, their_value, hint in _list_allowable_differences(ours, theirs):
             return JoinRefused(
                 _format_difference(what, ours, our_value, theirs, their_value), f"{hint}, or --allow-mismatch on node 0"
             )
@@ -52,7 +52,7 @@ def compatibility_warnings(ours: NodeHello, theirs: NodeHello, config: JobConfig
     """List the differences that are allowed, but may matter later."""
     if not config.may_have_ranks(theirs.node_spec.node_rank):
         return
-    for what, our_value, their_value, _ in _should_equal(ours, theirs):
+    for what, our_value, their_value, _ in _list_allowable_differences(ours, theirs):
         yield _format_difference(what, ours, our_value, theirs, their_value)
     if ours.gpus and theirs.gpus and ours.gpus != theirs.gpus:
         yield (
@@ -72,7 +72,7 @@ def _list_values_to_compare(ours: NodeHello, theirs: NodeHello) -> Iterator[tupl
     yield "--max-restarts", str(ours.max_restarts), str(theirs.max_restarts), same
 
 
-def _should_equal(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
+def _list_allowable_differences(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
     our_value, their_value, same = ours.versions, theirs.versions, "install the same on both"
     if our_value.python != their_value.python:
         yield "the Python version", our_value.python, their_value.python, same

@@ -15,7 +15,7 @@ from ddplaunch.core.failures import (
     JobResult,
     RankFailure,
     find_first_cause,
-    limit_text,
+    limit_failure_texts,
 )
 from ddplaunch.core.job.node_table import JoinedNode
 from ddplaunch.core.machine import Transitions
@@ -151,11 +151,11 @@ class JobAttempt(Struct):
         """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's time."""
         self.failure_chars += failure.text_length
         if self.failure_chars >= MAX_FAILURE_CHARS:
-            [failure] = limit_text([failure], 0)
+            [failure] = limit_failure_texts([failure], 0)
         self.failures[failure.rank] = replace(failure, moment=to_local_time(failure.moment, clock, now))
 
     @property
-    def wait_for_cause_s(self) -> float:
+    def cause_timeout_s(self) -> float:
         """How long to wait for the cause of the first failure, which is a lost connection."""
         return PROGRAM_FAILURE_DELAY_S if self.awaits_program else SECONDARY_FAILURE_DELAY_S
 
@@ -176,14 +176,14 @@ class JobAttempt(Struct):
     @property
     def first_launcher_failure(self) -> NodeFailure | None:
         """The failure of a launcher's own process, unless a rank had failed before."""
-        return self._unless_later(self.launcher_failure)
+        return self._keep_if_first(self.launcher_failure)
 
     @property
     def first_lost_node(self) -> NodeFailure | None:
         """The first node that was lost or has left, unless a rank had failed before."""
-        return self._unless_later(self.lost_nodes[0] if self.lost_nodes else None)
+        return self._keep_if_first(self.lost_nodes[0] if self.lost_nodes else None)
 
-    def _unless_later(self, failure: NodeFailure | None) -> NodeFailure | None:
+    def _keep_if_first(self, failure: NodeFailure | None) -> NodeFailure | None:
         return failure if failure and failure.happened_before(self.failure_report) else None
 
     @property
@@ -198,7 +198,12 @@ class JobAttempt(Struct):
             stopped -= self.stop_cause.rank_was_alive and len(others) == len(self.failures)
             stopped = min(stopped, self.world_size - 1 - len(failed))  # a rank's process may outlive its program
             return FailureReport(
-                first, (), tuple(limit_text(failed, MAX_REPORT_CHARS)), stopped, self.world_size, self.stop_cause.reason
+                first,
+                (),
+                tuple(limit_failure_texts(failed, MAX_REPORT_CHARS)),
+                stopped,
+                self.world_size,
+                self.stop_cause.reason,
             )
         if not self.failures:
             return None
@@ -213,7 +218,7 @@ class JobAttempt(Struct):
             remark = report.first.headline
         return self.stop_cause.result(remark)
 
-    def accepts(self, cause: StopCause) -> bool:
+    def accepts_stop_cause(self, cause: StopCause) -> bool:
         """Whether this cause may stop the attempt: no stop for another reason has begun.
 
         A program's failure may if nothing else has failed, or if the job waits for it; a time limit may unless the

@@ -29,7 +29,7 @@ class EarlyReportDue(PhaseDeadline, frozen=True):
     """Print why the ranks are stopped, before all of them have ended."""
 
 
-class CauseLate(PhaseDeadline, frozen=True):
+class FailureCauseLate(PhaseDeadline, frozen=True):
     """Stop the ranks: a rank has lost a connection, and no failure that explains it was reported in time."""
 
 
@@ -41,7 +41,7 @@ class WaitNoticeDue(PhaseDeadline, frozen=True):
     """Print, on nodes that have finished, which nodes they wait for."""
 
 
-class ReportStepOver(PhaseDeadline, frozen=True):
+class ReportIntervalOver(PhaseDeadline, frozen=True):
     """Count one interval of the wait for the nodes' AttemptReports."""
 
 
@@ -49,7 +49,7 @@ class RestartDue(PhaseDeadline, frozen=True):
     """Start the next attempt."""
 
 
-class TimeoutOver(Deadline, frozen=True):
+class JobTimeoutOver(Deadline, frozen=True):
     """Stop the job: --timeout."""
 
 

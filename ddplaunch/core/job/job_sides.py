@@ -58,7 +58,7 @@ class _SideContext(JobContext):
         self._sides.deadlines.cancel(*(FeatureDeadline(self._name, name) for name in names))
 
     def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
-        on_reply = _unless_none(self.isolation.guard(on_done))
+        on_reply = _ignore_none(self.isolation.guard(on_done))
         self._sides.request(*self._sides.rpc.gather(kind, request, on_reply, self.now))
 
     def stop_attempt(self, cause: StopCause) -> None:
@@ -153,7 +153,7 @@ class JobSides(CommandCollector):
                 if call is not None and name not in attempt.asked_sides:
                     attempt.asked_sides.add(name)
                     attempt.sides_to_reply.add(name)
-                    handler = _unless_none(isolation.guard(side.on_stop_reply))
+                    handler = _ignore_none(isolation.guard(side.on_stop_reply))
                     on_reply = partial(self._on_stop_reply, attempt, name, handler)
                     commands = isolation.call(
                         self.rpc.gather, call.kind, call.request, on_reply, self.now, call.timeout_s
@@ -187,7 +187,7 @@ class JobSides(CommandCollector):
         self._sides.clear()
 
 
-def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
+def _ignore_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap a handler of replies to ignore None, which it gets if the code of the request's kind has raised."""
     return lambda reply: None if reply is None else handler(reply)
 

@@ -10,7 +10,7 @@ from ddplaunch.core.job.job_deadlines import (
     JoinStatusDue,
     JoinTimeoutOver,
     JoinWindowOver,
-    ReportStepOver,
+    ReportIntervalOver,
     WaitNoticeDue,
 )
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
@@ -127,19 +127,19 @@ class ReportTimeout:
     def begin(self, grace_s: float, now: Now) -> None:
         """Start the wait for reports when ranks have ``grace_s`` to end; of several limits, the earliest counts."""
         limit_s, left_s = grace_s + REPORT_TIMEOUT_S, self._left_s + self._step_end - now.mono
-        if ReportStepOver() not in self._deadlines or limit_s < left_s:
+        if ReportIntervalOver() not in self._deadlines or limit_s < left_s:
             self._limit_s = self._left_s = limit_s
-            self._begin_step(now)
+            self._begin_interval(now)
 
-    def _begin_step(self, now: Now) -> None:
+    def _begin_interval(self, now: Now) -> None:
         step_s = min(REPORT_STEP_S, self._left_s)
         self._left_s -= step_s
         self._step_end = now.mono + step_s
-        self._deadlines.set(ReportStepOver(), self._step_end)
+        self._deadlines.set(ReportIntervalOver(), self._step_end)
 
-    def on_step(self, now: Now) -> float | None:
+    def on_interval_over(self, now: Now) -> float | None:
         """Handle ``ReportStepOver``: return the limit if it has expired, else None."""
         if self._left_s <= 0:
             return self._limit_s
-        self._begin_step(now)
+        self._begin_interval(now)
         return None

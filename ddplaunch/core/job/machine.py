@@ -71,7 +71,7 @@ class JobMachine(AttemptMachine):
                 while (deadline := self._deadlines.pop_due(now.mono)) is not None:
                     self._record(deadline, now)
                     self._on_deadline(deadline, now)
-                    self._do_deferred(now)
+                    self._do_side_requests(now)
             case ev.MessageReceived(node_rank, message):
                 self._on_message(node_rank, message, now)
             case ev.ClockMeasured(node_rank, offset):
@@ -85,7 +85,7 @@ class JobMachine(AttemptMachine):
                 self._on_declined(connection, declined, now)
             case ev.Start():
                 self._on_start(now)
-        self._do_deferred(now)
+        self._do_side_requests(now)
 
     def _on_deadline(self, deadline: Deadline, now: Now) -> None:
         match deadline:
@@ -101,28 +101,28 @@ class JobMachine(AttemptMachine):
                 self._launch_if_checked(now)
             case due.EarlyReportDue():
                 self._report_failure_early()
-            case due.CauseLate():
+            case due.FailureCauseLate():
                 self._stop_ranks(signal.SIGTERM, now)
             case due.PreemptGraceOver():
                 self._on_preempt_grace_over(now)
             case due.WaitNoticeDue():
                 self._do(*self._wait_notices.send(now))
-            case due.ReportStepOver():
-                self._on_report_step(now)
-            case due.TimeoutOver():
+            case due.ReportIntervalOver():
+                self._on_report_interval_over(now)
+            case due.JobTimeoutOver():
                 self._on_stop_cause(self._limits.on_timeout(), now)
             case due.RequestLate():
                 self._do(*self._rpc.on_deadline(deadline, now))
             case due.FeatureDeadline():
                 self._sides.on_deadline(deadline)
-                self._do_requested()
+                self._do_side_commands()
 
     # ---------------------------------------------------------------------------------------------------------- joining
 
     def _on_start(self, now: Now) -> None:
         self._nodes[0] = JoinedNode(0, self._own_hello)  # also where --control none gives this node another node rank
         self._joining.begin(now)
-        self._check_joined(now)
+        self._start_if_joined(now)
 
     def _on_hello(self, connection: int, hello: NodeHello, now: Now) -> None:
         """Let a node join, or refuse it; a refusal ends the job while nodes are still joining."""
@@ -145,7 +145,7 @@ class JobMachine(AttemptMachine):
             self._note(f"{declined.text}; it does not take part")
         self._do(do.Refuse(connection, refusal))
 
-    def _check_joined(self, now: Now) -> None:
+    def _start_if_joined(self, now: Now) -> None:
         if self._joining.is_complete(now):
             if shortage := self._membership.find_segment_shortage():
                 return self._end(JobResult(EXIT_USAGE, usage_error=shortage), now)
@@ -157,7 +157,7 @@ class JobMachine(AttemptMachine):
         for warning in compatibility.compatibility_warnings(self._own_hello, hello, self._config):
             self._note(warning)
         if self.phase is JobPhase.JOINING:
-            self._check_joined(now)
+            self._start_if_joined(now)
         elif self.phase is JobPhase.CHECKING or (self._checks.are_required and self._may_grow):
             self._do(*self._checks.send_check(hello.node_spec.node_rank, now))
         elif self._may_grow:
@@ -171,7 +171,7 @@ class JobMachine(AttemptMachine):
     def _may_grow(self) -> bool:
         """Whether to interrupt the attempt to give ranks to a node that joins now (--grow); no if the job is ending."""
         wanted = self._options[Elastic].grow and self._membership.has_room
-        goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_known
+        goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_set
         return wanted and goes_on and self._nodes.are_all_running()
 
     def _stop_to_grow(self, name: str, now: Now) -> None:
@@ -184,14 +184,16 @@ class JobMachine(AttemptMachine):
     def _start_attempt(self, now: Now) -> None:
         """Begin the next attempt: first the node checks, if any."""
         requests = self._sides.before_start(self._attempt.number + 1)
-        self._do_requested()
+        self._do_side_commands()
         if requests:
             self._take_step(JobStep.CHECK)
         self._do(*self._checks.begin(requests, now))
         if not requests:
             self._launch_attempt(now)
 
-    def _on_check(self, node: JoinedNode, message: messages.CheckPassed | messages.CheckContinues, now: Now) -> None:
+    def _on_check_reply(
+        self, node: JoinedNode, message: messages.CheckPassed | messages.CheckContinues, now: Now
+    ) -> None:
         if self.phase is JobPhase.CHECKING:
             self._do(*self._checks.on_check(node.node_rank, message, now))
             self._launch_if_checked(now)
@@ -236,20 +238,20 @@ class JobMachine(AttemptMachine):
             case messages.NodeStartError():
                 self._on_start_error(node, message, now)
             case messages.CheckPassed() | messages.CheckContinues():
-                self._on_check(node, message, now)
+                self._on_check_reply(node, message, now)
             case messages.RpcRequest() | messages.RpcReply():
                 self._do(*self._rpc.on_message(node_rank, message, now))
             case ForwardSignal(number=number):
                 if self._signals.should_forward(node_rank, number, now.mono):
                     self._do(*self._nodes.to_all(message))
             case messages.FeatureMessage():
-                self._pass_on(node_rank, message)
+                self._pass_to_sides(node_rank, message)
             case messages.AttemptMessage(attempt=self._attempt.number):
                 self._on_attempt_message(node, message, now)
 
     def _on_stop_requested(self, node: JoinedNode, message: messages.StopRequested, now: Now) -> None:
         """Called when a launcher got a signal to end the job: stop all ranks, the second time without grace."""
-        may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not self._stop.is_known
+        may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not self._stop.is_set
         if may_be_for_node and self._membership.can_leave(node, self.phase):
             return None if node.leaving else self._continue_without(node, now)
         was_repeated = self._stop.is_repeated
@@ -272,7 +274,7 @@ class JobMachine(AttemptMachine):
         elif not node.has_ranks:  # its launcher ends by itself
             if self.phase is not JobPhase.JOINING:
                 self._note(node.leave_note)
-            self._drop_node(node.node_rank, "SIGTERM", now)
+            self._disconnect_node(node.node_rank, "SIGTERM", now)
 
     def _on_preemption_notice(self, node: JoinedNode, signal_number: int, now: Now) -> None:
         """Called on the scheduler's notice: let all ranks save a checkpoint, stop them after --preempt-grace.
@@ -307,11 +309,11 @@ class JobMachine(AttemptMachine):
         self._sides.on_node_lost(node_rank, text := f"{node.name} was lost: {why}")
         if self.phase is JobPhase.JOINING:
             self._note(f"{node.name} has left: {why}")
-            return self._check_joined(now)
+            return self._start_if_joined(now)
         if node.leaving:
             return self._on_node_gone(node_rank, now)
         if node.phase is NodePhase.DRAINED and not self._attempt.failures and self.phase is JobPhase.RUNNING:
-            return self._check_reports(now)  # its ranks had ended with 0
+            return self._decide_if_all_reported(now)  # its ranks had ended with 0
         if self.phase in PHASES_WITHOUT_RANKS:
             if self._membership.shortage:
                 return self._end(JobResult(EXIT_UNAVAILABLE, remark=text), now)
@@ -324,21 +326,21 @@ class JobMachine(AttemptMachine):
         self._do(do.Send(0, messages.NodeLost(node.host)), *self._membership.on_node_failed(node))
         self._note(f"{text}; stopping the others" if self.phase is JobPhase.RUNNING else text)
         self._stop_ranks(signal.SIGTERM, now)
-        self._check_reports(now)
+        self._decide_if_all_reported(now)
 
     def _on_node_gone(self, node_rank: int, now: Now) -> None:
         """Called when the job goes on without a node: take the next step if it only waited for that node."""
         if self.phase is not JobPhase.CHECKING:
-            return self._check_reports(now)
-        self._do(*self._checks.on_node_gone(node_rank, now))
+            return self._decide_if_all_reported(now)
+        self._do(*self._checks.stop_awaiting_node(node_rank, now))
         self._launch_if_checked(now)
 
-    def _drop_node(self, node_rank: int, why: str, now: Now) -> None:
+    def _disconnect_node(self, node_rank: int, why: str, now: Now) -> None:
         self._do(do.Disconnect(node_rank))
         self._on_node_lost(node_rank, why, now)
 
-    def _on_report_step(self, now: Now) -> None:
+    def _on_report_interval_over(self, now: Now) -> None:
         """Treat nodes that have not sent their AttemptReport in time as lost."""
-        if (limit_s := self._report_timeout.on_step(now)) is not None:
+        if (limit_s := self._report_timeout.on_interval_over(now)) is not None:
             for number in sorted(self._attempt.unreported_nodes - {0}):
-                self._drop_node(number, f"it did not report the end of its ranks within {limit_s:g} s", now)
+                self._disconnect_node(number, f"it did not report the end of its ranks within {limit_s:g} s", now)

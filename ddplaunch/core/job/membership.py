@@ -55,7 +55,7 @@ class Membership:
 
     def find_segment_shortage(self, without: JoinedNode | None = None) -> tuple[str, str] | None:
         """Return why --segment cannot be kept with the nodes except ``without``, and a hint; None if it can."""
-        segment, least = self._segment, self._config.min_nodes
+        segment, least = self._segment_size, self._config.min_nodes
         if segment < 2 or (found := len(self.select_nodes(without))) >= least:
             return None
         what = f"--segment {segment}: {found} of {least} nodes are in whole groups of {segment} in one domain"
@@ -65,7 +65,7 @@ class Membership:
     @property
     def has_room(self) -> bool:
         """Whether one more node could have had ranks in this attempt."""
-        if self._segment > 1:
+        if self._segment_size > 1:
             return len(self.select_nodes()) > len(self._active)
         return len(self._active) < self._config.max_active_nodes
 
@@ -83,14 +83,14 @@ class Membership:
             return f"{node.name} has joined as a spare"
         return f"{node.name} has joined; it takes part when the ranks start next"
 
-    def can_spare(self, node: JoinedNode) -> bool:
+    def can_continue_without(self, node: JoinedNode) -> bool:
         """Whether the job can go on without a node."""
         return bool(node.node_rank) and self.shortage_without(node) is None
 
     def can_leave(self, node: JoinedNode, phase: JobPhase) -> bool:
         """Whether a SIGTERM on this node (eviction, scale-down) removes only the node and does not end the job."""
         elastic = self._config.is_elastic and bool(node.node_rank)
-        return elastic and (phase is JobPhase.JOINING or self.can_spare(node))
+        return elastic and (phase is JobPhase.JOINING or self.can_continue_without(node))
 
     def on_node_failed(self, node: JoinedNode) -> list[Command]:
         """Called when a node was lost or the first cause of a failure was on it: a spare, if there is one, replaces it.
@@ -136,10 +136,12 @@ class Membership:
     def select_nodes(self, without: JoinedNode | None = None) -> list[JoinedNode]:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks; all but ``without``."""
         usable = self._usable_nodes(without)
-        if self._are_ordered:
+        if self._are_ordered_by_domain:
             places, before = _places_of(usable.values()), _places_of(self._active)
             count = self._config.max_active_nodes
-            return [usable[number] for number in order_nodes(places, before, self._to_replace, count, self._segment)]
+            return [
+                usable[number] for number in order_nodes(places, before, self._to_replace, count, self._segment_size)
+            ]
         if not self._options[Elastic].spares:
             return [*usable.values()]
         stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
@@ -160,14 +162,14 @@ class Membership:
         return {node.node_rank: node for node in usable if node is not without}
 
     @property
-    def _segment(self) -> int:
+    def _segment_size(self) -> int:
         return self._options[Nodes].segment or 1
 
     @property
-    def _are_ordered(self) -> bool:
+    def _are_ordered_by_domain(self) -> bool:
         """Whether the order of the nodes follows their domains: if not all of them have a --node-rank, for example."""
         options, nodes = self._options, self._nodes.values()
-        if self._segment > 1:
+        if self._segment_size > 1:
             return True
         if options[Nodes].node_order == "topology":
             return any(node.hello.domain for node in nodes)
@@ -180,7 +182,7 @@ class Membership:
         before, self._active = self._active, self.select_nodes()
         self._to_replace.clear()
         notes = []
-        if self._are_ordered and not before:
+        if self._are_ordered_by_domain and not before:
             notes.append(f"nodes with ranks by domain: {describe_domains(_places_of(self._active))}")
         if self._options[Elastic].spares:
             notes += self._describe_changes([node.name for node in before], [node.name for node in self._active])

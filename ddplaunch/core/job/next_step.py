@@ -36,7 +36,7 @@ class StopReason:
         self.follows_failure = False  # whether a rank had failed before; its report is shown all the same
 
     @property
-    def is_known(self) -> bool:
+    def is_set(self) -> bool:
         return bool(self.signal) or self.preempted_by is not None
 
     def add_request(
@@ -51,7 +51,7 @@ class StopReason:
             return (0.0 if message.again else None), []
         self.signal = message.signal
         first = report.first if (report := attempt.failure_report) else None
-        self.follows_failure = first is not None and not (first.is_secondary or first.follows_stop_signal)
+        self.follows_failure = first is not None and not (first.is_secondary or first.was_ended_by_stop_signal)
         self.why = f"stopped because {message.reason}" if message.reason else ""
         name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
         note = self._nodes.note_to_all(f"{message.reason or name} on {node.name}", but=node.node_rank)
@@ -83,7 +83,7 @@ Step = tuple[JobResult | Pause, list[Command]]
 """What follows an attempt, and the commands that announce it."""
 
 
-class NextStep:
+class NextStepPolicy:
     """Decides after each attempt whether the job starts another one or ends."""
 
     def __init__(

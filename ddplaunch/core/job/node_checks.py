@@ -55,20 +55,20 @@ class NodeChecks:
         self._request = self._next.pop(0)
         self._unanswered.clear()
         for number in self._nodes:
-            self._wait_for(number, now)
-        self._set_notice(now)
+            self._await_reply(number, now)
+        self._set_deadline(now)
         return self._nodes.to_all(self._request)
 
     @property
-    def _may_last(self) -> bool:
+    def _has_no_timeout(self) -> bool:
         """Whether the replies to this request have no time limit, as when programs have to become ready."""
         return self._request is not None and self._request.wait_s is None
 
-    def _wait_for(self, number: int, now: Now) -> None:
-        self._unanswered[number] = math.inf if self._may_last else now.mono + CHECK_TIMEOUT_S
+    def _await_reply(self, number: int, now: Now) -> None:
+        self._unanswered[number] = math.inf if self._has_no_timeout else now.mono + CHECK_TIMEOUT_S
 
-    def _set_notice(self, now: Now) -> None:
-        if self._may_last:
+    def _set_deadline(self, now: Now) -> None:
+        if self._has_no_timeout:
             return self._deadlines.cancel(ChecksLate())
         is_shown = self._config.is_multi_node
         self._is_noted = not is_shown
@@ -79,8 +79,8 @@ class NodeChecks:
         if self._request is None:
             return []
         if self._unanswered:
-            self._wait_for(number, now)
-            self._set_notice(now)
+            self._await_reply(number, now)
+            self._set_deadline(now)
         return [Send(number, self._request)]
 
     def on_check(self, number: int, message: CheckPassed | CheckContinues, now: Now) -> list[Command]:
@@ -88,12 +88,12 @@ class NodeChecks:
         if self._request is None or message.attempt != self._request.attempt:
             return []
         if isinstance(message, CheckPassed):
-            return self.on_node_gone(number, now)
+            return self.stop_awaiting_node(number, now)
         if number in self._unanswered:
-            self._wait_for(number, now)
+            self._await_reply(number, now)
         return []
 
-    def on_node_gone(self, number: int, now: Now) -> list[Command]:
+    def stop_awaiting_node(self, number: int, now: Now) -> list[Command]:
         """Called when no reply of a node is awaited any more: it has passed, was left out or is lost."""
         was_last = [*self._unanswered] == [number]
         self._unanswered.pop(number, None)
@@ -104,7 +104,7 @@ class NodeChecks:
 
         ``first``: before the first attempt.
         """
-        if self._membership.can_spare(node):
+        if self._membership.can_continue_without(node):
             return f"{node.name} is left out: {error.message}"
         text = f"{node.name}: {error.message}" if self._config.is_multi_node else error.message
         if node.node_rank and self._config.is_elastic:

@@ -37,12 +37,12 @@ def order_nodes(
     if segment > 1:
         chosen = _choose_segments(places, stay, failed, count, segment)
     else:
-        chosen = _choose(places, before, stay, failed, first)[:count]
+        chosen = _choose_nodes(places, before, stay, failed, first)[:count]
     order = sorted(chosen, key=lambda each: (first[each.domain], each is not places[0], index_of[each.node_rank]))
     return [each.node_rank for each in order]
 
 
-def _choose(
+def _choose_nodes(
     places: Sequence[NodePlace],
     before: Sequence[NodePlace],
     stay: Collection[int],
@@ -53,14 +53,14 @@ def _choose(
     lost = {each.domain for each in before if each.node_rank not in stay}
     sizes = Counter(each.domain for each in places)
 
-    def key(place: NodePlace) -> tuple[object, ...]:
+    def sort_key(place: NodePlace) -> tuple[object, ...]:
         if place is places[0] or place.node_rank in stay:
             return (place is not places[0],)
         is_alone = place.domain not in lost
         by_domain = (first[place.domain] >= 0, -sizes[place.domain], first[place.domain])
         return (2, place.node_rank in failed, is_alone, *(by_domain if is_alone else ()))
 
-    return sorted(places, key=key)
+    return sorted(places, key=sort_key)
 
 
 def _choose_segments(

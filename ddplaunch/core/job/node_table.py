@@ -123,7 +123,7 @@ class NodeTable(dict[int, JoinedNode]):
         self.config = config
         self._max = config.max_nodes
 
-    def clock_of(self, number: int) -> ClockOffset:
+    def clock_offset_of(self, number: int) -> ClockOffset:
         """Return how far the clock of a node is ahead."""
         if number == 0:
             return LOCAL_CLOCK
@@ -157,7 +157,7 @@ class NodeTable(dict[int, JoinedNode]):
         free = next((number for number in range(self._max) if number not in self), self._max)
         return replace(hello, node_spec=replace(hello.node_spec, node_rank=free))
 
-    def rank_refusal(self, hello: NodeHello) -> JoinRefused | None:
+    def node_rank_refusal(self, hello: NodeHello) -> JoinRefused | None:
         """Return why this hello's node rank is not available; None if it is."""
         number = hello.node_spec.node_rank
         if number >= self._max and hello.has_node_rank:

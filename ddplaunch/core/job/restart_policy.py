@@ -82,10 +82,10 @@ class RestartPolicy:
         causes = self._options.restart_on.split(",")
         if attempt.first_launcher_failure:  # from outside, as a rank that is killed
             self._signature = None
-            return None if {*causes} & {*RESTART_WORDS, KILLED_CODE} else self._not_listed(KILLED_CODE)
+            return None if {*causes} & {*RESTART_WORDS, KILLED_CODE} else self._describe_not_listed(KILLED_CODE)
         if "any" not in causes and "always" not in causes and (why := self._why_not_listed(attempt, causes)):
             return why
-        before, now = self._signature, failure_signature(attempt, uptime, self._folder)
+        before, now = self._signature, make_failure_signature(attempt, uptime, self._folder)
         self._signature = now
         if causes != ["always"] and now is not None and now.is_repeat_of(before):
             return f"rank {now.rank} failed at {now.location} in two attempts in a row"
@@ -96,7 +96,7 @@ class RestartPolicy:
         codes, cause = [word for word in causes if word != "transient"], attempt.stop_cause
         if cause is not None:  # --on-stall restart requests it; a failed program counts as transient
             listed = not cause.of_program or "transient" in causes or str(cause.code) in codes
-            return None if listed else f"{cause.reason}; {self._not_listed(str(cause.code))}"
+            return None if listed else f"{cause.reason}; {self._describe_not_listed(str(cause.code))}"
         assert attempt.failure_report is not None
         first = attempt.failure_report.first
         if str(first.shell_exit_code) in codes or ("transient" in causes and is_transient(first)):
@@ -104,9 +104,9 @@ class RestartPolicy:
         how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
         if not codes:
             return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
-        return f"rank {first.rank} {how}; {self._not_listed(str(first.shell_exit_code))}"
+        return f"rank {first.rank} {how}; {self._describe_not_listed(str(first.shell_exit_code))}"
 
-    def _not_listed(self, code: str) -> str:
+    def _describe_not_listed(self, code: str) -> str:
         return f"exit code {code} is not in --restart-on {self._options.restart_on}"
 
 
@@ -140,7 +140,7 @@ class FailureSignature(Struct, frozen=True):
         return self.world_size, self.rank, self.error, self.frames
 
 
-def failure_signature(attempt: JobAttempt, uptime: float, folder: str) -> FailureSignature | None:
+def make_failure_signature(attempt: JobAttempt, uptime: float, folder: str) -> FailureSignature | None:
     """Return the signature of an attempt that failed after ``uptime`` seconds; files are named relative to ``folder``.
 
     None if the failure predicts nothing: no Python exception with a traceback, a transient or secondary failure, a

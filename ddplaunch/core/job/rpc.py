@@ -41,7 +41,7 @@ def find_kind(name: str) -> Kind:
     raise ProtocolError("a request of an unknown kind")
 
 
-def check_payload(message: Message) -> Message:
+def convert_payload(message: Message) -> Message:
     """Return a peer's message with its payload, if any, converted to its kind's type; ProtocolError if invalid."""
     if isinstance(message, RpcRequest):
         return replace(message, payload=convert(message.payload, find_kind(message.kind).request))
@@ -74,7 +74,7 @@ class Rpc(CommandCollector):
         self._isolations: dict[str, Isolation] = {}  # by kind
         self._gathered: deque[tuple[Callable[[Any], None], Any]] = deque()
 
-    def deliver_next(self) -> bool:
+    def deliver_next_reply(self) -> bool:
         """Call the next ``on_done`` of ``gather``, once the event is handled; return False if there is none."""
         if self._gathered:
             on_done, reply = self._gathered.popleft()
@@ -82,7 +82,7 @@ class Rpc(CommandCollector):
             return True
         return False
 
-    def _isolation(self, kind: Kind) -> Isolation:
+    def _find_isolation(self, kind: Kind) -> Isolation:
         if kind.name not in self._isolations:
             self._isolations[kind.name] = Isolation(f"the request {kind.name}", self._report)
         return self._isolations[kind.name]
@@ -98,13 +98,13 @@ class Rpc(CommandCollector):
         ``on_done`` gets None if the kind raises, or has raised before. It is called by ``deliver_next``.
         """
         rpc_kind = self._find(kind)
-        if self._isolation(rpc_kind).failed:
+        if self._find_isolation(rpc_kind).failed:
             self._gathered.append((on_done, None))
         else:
-            self._begin(rpc_kind, request, timeout_s, None, now, on_done)
+            self._begin_request(rpc_kind, request, timeout_s, None, now, on_done)
         return self.take_commands()
 
-    def _begin(
+    def _begin_request(
         self,
         kind: Kind,
         request: Any,
@@ -135,13 +135,13 @@ class Rpc(CommandCollector):
         kind, refusal = self._find(message.kind), ""
         if len(self._open) >= MAX_OPEN_REQUESTS:
             refusal = TOO_MANY_ERROR
-        elif self._isolation(kind).failed:
+        elif self._find_isolation(kind).failed:
             refusal = BUG_ERROR
         elif any(each.kind is kind for each in self._open.values()):
             refusal = kind.busy_error
         if refusal:
             return self._do(Send(number, RpcReply(message.serial, kind.name, refusal=refusal)))
-        self._begin(kind, message.payload, message.timeout_s, (number, message.serial), now)
+        self._begin_request(kind, message.payload, message.timeout_s, (number, message.serial), now)
 
     def _on_reply(self, number: int, message: RpcReply, now: Now) -> None:
         pending = self._open.get(message.serial)
@@ -150,7 +150,7 @@ class Rpc(CommandCollector):
         kind, part = pending.kind, message.payload
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
-            offset, isolation = self._nodes.clock_of(number), self._isolation(kind)
+            offset, isolation = self._nodes.clock_offset_of(number), self._find_isolation(kind)
             part = None if part is None else isolation.call(kind.to_local_clock, part, offset, now.wall)
         if not kind.in_parts:
             pending.replies[number] = part
@@ -164,7 +164,7 @@ class Rpc(CommandCollector):
         kind, is_end = pending.kind, message.payload is None
         if message.kind != kind.name or not (kind.in_parts or (message.is_last and not is_end)):
             raise ProtocolError("a reply to another request")
-        claims = () if is_end else self._isolation(kind).call(lambda: list(kind.claimed_ranks(message.payload)))
+        claims = () if is_end else self._find_isolation(kind).call(lambda: list(kind.claimed_ranks(message.payload)))
         claimed = claims or ()
         before = len(pending.claimed)
         if any(rank not in ranks for rank in claimed) or len(pending.claimed | {*claimed}) < before + len(claimed):
@@ -188,7 +188,7 @@ class Rpc(CommandCollector):
 
     def on_deadline(self, late: RequestLate, now: Now) -> list[Command]:
         """Called when the time for a request is over: reply with what the nodes have sent so far."""
-        self._close(late.serial, now)
+        self._close_request(late.serial, now)
         return self.take_commands()
 
     def end(self) -> None:
@@ -198,18 +198,20 @@ class Rpc(CommandCollector):
 
     def _close_if_complete(self, serial: int, now: Now) -> None:
         if not self._open[serial].waiting_for:
-            self._close(serial, now)
+            self._close_request(serial, now)
 
-    def _close(self, serial: int, now: Now) -> None:
+    def _close_request(self, serial: int, now: Now) -> None:
         pending = self._open.pop(serial)
         self._deadlines.cancel(RequestLate(serial))
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
-        isolation, kind = self._isolation(pending.kind), pending.kind
+        isolation, kind = self._find_isolation(pending.kind), pending.kind
         payload = isolation.call(kind.merge, pending.replies, silent, world_size, now.wall)
         if pending.on_done is not None:
             self._gathered.append((pending.on_done, payload))
         if pending.client is not None:
-            payload = isolation.call(kind.for_client, payload, pending.replies, self._nodes.clock_of, pending.client[0])
+            payload = isolation.call(
+                kind.convert_for_requester, payload, pending.replies, self._nodes.clock_offset_of, pending.client[0]
+            )
             refusal = BUG_ERROR if isolation.failed else ""
             self._reply(pending, RpcReply(serial, kind.name, payload, silent_nodes=silent, refusal=refusal))

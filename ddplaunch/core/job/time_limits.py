@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.deadlines import Deadline, Deadlines, Now
 from ddplaunch.core.job.job_attempt import StopCause
-from ddplaunch.core.job.job_deadlines import TimeoutOver
+from ddplaunch.core.job.job_deadlines import JobTimeoutOver
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.machine import Command
 from ddplaunch.core.messages import HoldChanged, JobStalled, Message, ProgressResumed, RanksStarted
@@ -62,7 +62,7 @@ class TimeLimits:
     def _set_timeout(self, now: Now) -> None:
         if self._remaining_s is not None and not self.timeout_expired and not self._holding:
             self._set_at = now.mono
-            self._deadlines.set(TimeoutOver(), now.mono + self._remaining_s)
+            self._deadlines.set(JobTimeoutOver(), now.mono + self._remaining_s)
 
     def on_hold_changed(self, node: int, now: Now, *, is_holding: bool) -> list[Command]:
         """Called when a rank of this node waits for a user, or none does any more: pause or resume time limits."""
@@ -74,8 +74,8 @@ class TimeLimits:
             self.is_stalled = False
             self._set_timeout(now)
             return self._nodes.to_all(ProgressResumed(self._attempt))
-        if self._remaining_s is not None and TimeoutOver() in self._deadlines:
-            self._deadlines.cancel(TimeoutOver())
+        if self._remaining_s is not None and JobTimeoutOver() in self._deadlines:
+            self._deadlines.cancel(JobTimeoutOver())
             self._remaining_s = max(0.0, self._remaining_s - (now.mono - self._set_at))
         return self._nodes.to_all(JobStalled(now.wall, ""))
 

@@ -17,7 +17,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.clock_offset import PeerClock
 from ddplaunch.core.feature_registry import load_features
-from ddplaunch.core.job.rpc import check_payload
+from ddplaunch.core.job.rpc import convert_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.machine import Command
 from ddplaunch.core.machine_driver import MachineDriver
@@ -167,7 +167,7 @@ class CoordinatorClient:
             self._heartbeat.record(0)
         if isinstance(message, messages.HeartbeatMessage):
             return self._peer_clock.on_heartbeat(message)
-        self._post(ev.MessageReceived(0, check_payload(message)))
+        self._post(ev.MessageReceived(0, convert_payload(message)))
 
     def _deliver(self, message: Message) -> None:
         """Pass a message on to this node; add the address of node 0 and the network interface to a StartAttempt."""

@@ -25,12 +25,12 @@ from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.job import commands as do
 from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.machine import JobMachine
-from ddplaunch.core.job.rpc import check_payload
+from ddplaunch.core.job.rpc import convert_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.machine import Command, MachineEvent
 from ddplaunch.core.messages import EndJob, FromNode, JoinDeclined, Message, NodeHello, StartAttempt
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
-from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.net.listener import ControlPortListener
 from ddplaunch.core.options import Connections, Nodes
 from ddplaunch.system.network import kernel_limits
 from ddplaunch.system.network.addresses import find_interface
@@ -74,9 +74,11 @@ class CoordinatorServer:
     def start(self) -> None:
         """Accept connections, and start the job when enough nodes have joined; at once in a job of one node."""
         if self._listener_socket is not None:
-            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self)
+            self._listener = ControlPortListener(
+                self._loop, self._listener_socket, self._config, self._local_ranks, self
+            )
             self._heartbeat = HeartbeatMonitor(self._loop, self._options[Connections].heartbeat_timeout, self)
-            if text := kernel_limits.find_low_limits(self._config.max_nodes):
+            if text := kernel_limits.describe_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
         self._handle(ev.Start())
 
@@ -145,7 +147,7 @@ class CoordinatorServer:
         if isinstance(message, messages.HeartbeatMessage):
             self._clocks[number].on_heartbeat(message)
             return self._handle(ev.ClockMeasured(number, self._clocks[number].best_offset()))
-        self._handle(ev.MessageReceived(number, check_payload(message)))
+        self._handle(ev.MessageReceived(number, convert_payload(message)))
 
     def _on_disconnect(self, number: int, why: str, silence: float = 0.0) -> None:
         self._remove_peer(number)

@@ -15,7 +15,7 @@ HEARTBEATS_PER_TIMEOUT = 4
 SCHEDULING_SLACK_S = 0.25  # if an own heartbeat is later, this process did not run: the time beyond does not count
 
 
-class HeartbeatListener(Protocol):
+class HeartbeatHandler(Protocol):
     """The owner of the connections to the peers: sends the heartbeats, and handles the loss of a peer."""
 
     def send_heartbeats(self) -> None:
@@ -28,7 +28,7 @@ class HeartbeatListener(Protocol):
 class HeartbeatMonitor:
     """The heartbeats of one process with its peers, by node rank."""
 
-    def __init__(self, loop: EventLoop, timeout_s: float, listener: HeartbeatListener) -> None:
+    def __init__(self, loop: EventLoop, timeout_s: float, listener: HeartbeatHandler) -> None:
         """Heartbeats are sent HEARTBEATS_PER_TIMEOUT times per ``timeout_s``."""
         self._loop, self._listener = loop, listener
         self._timeout = timeout_s
@@ -36,7 +36,7 @@ class HeartbeatMonitor:
         self._last_received: dict[int, float] = {}  # when each peer's last message arrived, in active time
         self._active_until = 0.0  # active time at ``_sent_at``
         self._sent_at = time.monotonic()
-        self._send_timer = loop.call_later(self._interval, self._send_heartbeat)
+        self._send_timer = loop.call_later(self._interval, self._send_heartbeats)
         self._check_timer: Timer | None = None
 
     def record(self, peer: int) -> None:
@@ -58,9 +58,9 @@ class HeartbeatMonitor:
         """Seconds in which this process ran: at most the interval and some slack for each own heartbeat."""
         return self._active_until + min(time.monotonic() - self._sent_at, self._interval + SCHEDULING_SLACK_S)
 
-    def _send_heartbeat(self) -> None:
+    def _send_heartbeats(self) -> None:
         self._active_until, self._sent_at = self._active_time(), time.monotonic()
-        self._send_timer = self._loop.call_later(self._interval, self._send_heartbeat)
+        self._send_timer = self._loop.call_later(self._interval, self._send_heartbeats)
         self._listener.send_heartbeats()
 
     def _schedule_check(self) -> None:

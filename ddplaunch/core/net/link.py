@@ -60,22 +60,22 @@ def build_hello(plan: Plan, config: JobConfig) -> NodeHello:
         node_spec=make_node_spec(plan),
         nnodes=config.nnodes_text,
         run_id=config.options[Nodes].run_id,
-        target=_sanitize(plan.target.text),
-        fingerprint=_fingerprint(plan.target),
+        target=_replace_unprintable(plan.target.text),
+        fingerprint=_compute_fingerprint(plan.target),
         max_restarts=config.options[Stopping].max_restarts,
         versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
-        gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
+        gpus=tuple(dict.fromkeys(map(_replace_unprintable, plan.gpus))),
         has_node_rank=plan.has_node_rank,
         domain=plan.domain,
     )
 
 
-def _sanitize(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Replace characters that may not be sent or printed by "?"."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _fingerprint(target: Target) -> str | None:
+def _compute_fingerprint(target: Target) -> str | None:
     path = target.source or target.path
     if path is None:
         return None
@@ -108,7 +108,7 @@ def listen_on_node_zero(plan: Plan, config: JobConfig) -> socket.socket | None:
         except UsageError:  # the name may resolve later, and is waited for
             is_local = False
         return try_listen(config.port) if is_local else None
-    if plan.hosts_store:  # if both are taken, report the master port
+    if plan.holds_store:  # if both are taken, report the master port
         ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
     return _listen_on_control_port(config)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ddplaunch.core.deadlines import Deadline
 
 
-class GiveUpDue(Deadline, frozen=True):
+class JoinTimeoutOver(Deadline, frozen=True):
     """End this node: --join-timeout is over."""
 
 
-class NoticeDue(Deadline, frozen=True):
+class NoAnswerNoticeDue(Deadline, frozen=True):
     """Print that node 0 has not answered yet."""
 
 

@@ -123,7 +123,7 @@ class LinkMachine(Machine):
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     @property
-    def _is_seeking(self) -> bool:
+    def _seeks_node_zero(self) -> bool:
         return self.phase not in _AFTER_SEEKING
 
     def _handle(self, event: MachineEvent, now: Now) -> None:
@@ -135,7 +135,7 @@ class LinkMachine(Machine):
             case ev.MessageReceived(message=message):
                 self._on_message(message, now)
             case ev.MessagePosted(message=message):
-                self._on_posted(message, now)
+                self._on_message_posted(message, now)
             case ev.Resolved() if self.phase is LinkPhase.RESOLVING:
                 self._on_resolved(event, now)
             case ev.Connected() if self.phase is LinkPhase.CONNECTING:
@@ -146,8 +146,8 @@ class LinkMachine(Machine):
                 self._on_lost(reason, now)
             case ev.Start():
                 self._began_at = now.mono
-                self._deadlines.set(due.GiveUpDue(), now.mono + self._options[Connections].join_timeout)
-                self._deadlines.set(due.NoticeDue(), now.mono + FIRST_NOTICE_S)
+                self._deadlines.set(due.JoinTimeoutOver(), now.mono + self._options[Connections].join_timeout)
+                self._deadlines.set(due.NoAnswerNoticeDue(), now.mono + FIRST_NOTICE_S)
                 self._resolve()
             case ev.Closed() if self.phase is not LinkPhase.OVER:
                 self._take_step(LinkStep.END)
@@ -160,16 +160,16 @@ class LinkMachine(Machine):
 
     def _on_deadline(self, deadline: Deadline, now: Now) -> None:
         match deadline:
-            case due.GiveUpDue():
+            case due.JoinTimeoutOver():
                 self._give_up()
-            case due.NoticeDue():
-                self._report_trouble()
+            case due.NoAnswerNoticeDue():
+                self._report_problem()
             case due.RetryDue():
                 self._resolve()
             case due.StepLate(problem=problem):
                 self._retry(problem.format(where=self.address), now)
             case due.NextAddressDue(number=number) if number in self._connecting:
-                self._connect_next(now)
+                self._try_next_address(now)
             case due.StartErrorDue() if self._start_error is not None:
                 self._end_with_usage_error(self._start_error.message, self._start_error.hint)
 
@@ -186,10 +186,10 @@ class LinkMachine(Machine):
             return self._retry(f"{self._config.address} does not resolve yet", now)
         self._take_step(LinkStep.CONNECT)
         self._addresses = [*resolved.addresses]
-        self._limit_step(CONNECT_TIMEOUT_S, "{where} does not answer: does a firewall block it?", now)
-        self._connect_next(now)
+        self._set_step_timeout(CONNECT_TIMEOUT_S, "{where} does not answer: does a firewall block it?", now)
+        self._try_next_address(now)
 
-    def _connect_next(self, now: Now) -> None:
+    def _try_next_address(self, now: Now) -> None:
         """Try the next address, and soon another in parallel; the first connection wins (Happy Eyeballs, RFC 8305)."""
         if not self._addresses:
             return None if self._connecting else self._retry(self._problem, now)
@@ -207,16 +207,16 @@ class LinkMachine(Machine):
             here = f" ({host} is this machine)" if host == "localhost" else ""
             self._problem = f"{self.address}: {os.strerror(failed.code).lower()}{here}"
         if failed.at_once or not self._connecting:
-            self._connect_next(now)
+            self._try_next_address(now)
 
     def _on_connected(self, connected: ev.Connected, now: Now) -> None:
         self._connecting.remove(connected.number)
         self._nonce = connected.nonce
         self._stop_connecting()
         self._take_step(LinkStep.GREET)
-        self._limit_step(WELCOME_TIMEOUT_S, NOT_NODE_ZERO_ERROR, now)
+        self._set_step_timeout(WELCOME_TIMEOUT_S, NOT_NODE_ZERO_ERROR, now)
 
-    def _limit_step(self, seconds: float, problem: str, now: Now) -> None:
+    def _set_step_timeout(self, seconds: float, problem: str, now: Now) -> None:
         self._deadlines.cancel_all(due.StepLate)
         self._deadlines.set(due.StepLate(problem), now.mono + seconds)
 
@@ -233,13 +233,13 @@ class LinkMachine(Machine):
         self._take_step(LinkStep.RETRY)
         self._problem = problem
         if now.mono - self._began_at > FIRST_NOTICE_S:
-            self._report_trouble()
+            self._report_problem()
         delay_s = RETRY_DELAYS_S[min(self._retries, len(RETRY_DELAYS_S) - 1)]
         self._deadlines.set(due.RetryDue(), now.mono + delay_s)
         self._retries += 1
 
-    def _report_trouble(self) -> None:
-        if self._is_seeking:
+    def _report_problem(self) -> None:
+        if self._seeks_node_zero:
             self._do(do.Deliver(messages.ConnectingToNodeZero(self._problem)))
 
     def _give_up(self) -> None:
@@ -272,7 +272,7 @@ class LinkMachine(Machine):
         token = self._options[Nodes].token
         proven = token_auth.compute_proof(token, token_auth.ROLE_MEMBER, self._nonces) if token else None
         self._do(do.AwaitReply(), do.Send(0, replace(self._hello, nonce=self._nonce, proof=proven)))
-        self._limit_step(WELCOME_TIMEOUT_S, "node 0 at {where} did not complete the handshake", now)
+        self._set_step_timeout(WELCOME_TIMEOUT_S, "node 0 at {where} did not complete the handshake", now)
 
     def _on_join_reply(self, message: Message) -> None:
         if isinstance(message, messages.JoinRefused):
@@ -292,7 +292,7 @@ class LinkMachine(Machine):
         if given is not None:  # should node 0 restart before the first attempt, prefer the same node rank
             self._hello = replace(self._hello, node_spec=replace(self._hello.node_spec, node_rank=given))
         self._take_step(LinkStep.JOIN)
-        self._deadlines.cancel(due.GiveUpDue())
+        self._deadlines.cancel(due.JoinTimeoutOver())
         self._retries = 0
         self._do(do.BeginHeartbeats(message.heartbeat_timeout_s))
         self._do(do.Deliver(message) if self._start_error is None else do.Send(0, self._start_error))
@@ -326,7 +326,7 @@ class LinkMachine(Machine):
 
     # ------------------------------------------------------------------------------------------ messages of this node
 
-    def _on_posted(self, message: Message, now: Now) -> None:
+    def _on_message_posted(self, message: Message, now: Now) -> None:
         """Send a message of this node to node 0; while node 0 is not connected, act on the message locally."""
         wants_to_leave = isinstance(message, messages.StopRequested)
         is_repeated = isinstance(message, messages.StopRequested) and message.again
@@ -339,10 +339,10 @@ class LinkMachine(Machine):
             self._do(do.Send(0, message))
         if isinstance(message, messages.ForwardSignal):
             return  # does not change the state of this node
-        if isinstance(message, messages.PreemptionNotice) and self._is_seeking:
+        if isinstance(message, messages.PreemptionNotice) and self._seeks_node_zero:
             name = signal_name(message.signal)
             return self._finish(JobResult(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running"))
-        if isinstance(message, messages.NodeStartError) and self._is_seeking:
+        if isinstance(message, messages.NodeStartError) and self._seeks_node_zero:
             self._start_error = message  # sent after joining, so that the other nodes learn it too
             self._deadlines.set(due.StartErrorDue(), now.mono + DECLINE_TIMEOUT_S)
         # Without ranks here, leave at once on a stop request. But node 0 decides how an attempt ended, whatever else is
@@ -357,14 +357,14 @@ class LinkMachine(Machine):
 
     def _on_lost(self, why: str, now: Now) -> None:
         """Called when node 0 is lost: before the first attempt connect again, else stop the ranks and end."""
-        if self._is_seeking:
+        if self._seeks_node_zero:
             closed = "closed" in why or "broke" in why
             return self._retry((CLOSED_ERROR if closed else NOT_NODE_ZERO_ERROR).format(where=self.address), now)
         self._do(do.Disconnect())
         if self.phase is not LinkPhase.JOINED:
             return
         if not self._has_begun:
-            self._deadlines.set(due.GiveUpDue(), now.mono + self._options[Connections].join_timeout)
+            self._deadlines.set(due.JoinTimeoutOver(), now.mono + self._options[Connections].join_timeout)
             return self._retry(f"node 0 at {self.address} was lost: {why}", now)
         self._take_step(LinkStep.ORPHAN)
         self._why_lost = f"node 0 ({self._config.address}) was lost: {why}"

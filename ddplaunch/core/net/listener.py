@@ -35,7 +35,7 @@ class PeerHandler(Protocol):
         """Called with a node's first message; ``proof`` is node 0's token proof, None without a token."""
 
 
-class Listener:
+class ControlPortListener:
     """Accepts connections on the control port; passes on those of nodes of the job."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Listener:
     def close(self) -> list[Connection[Message]]:
         """Stop listening; return the refused connections, which close by themselves."""
         for connection in list(self._unauthenticated):
-            self._remove(connection)
+            self._remove_unauthenticated(connection)
             connection.close()
         self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
@@ -111,7 +111,7 @@ class Listener:
 
     def _on_first_message(self, connection: Connection[Message], message: Message, nonce: str) -> None:
         assert isinstance(message, NodeHello | JoinDeclined)
-        self._remove(connection)
+        self._remove_unauthenticated(connection)
         if why := self._check_proof(message, nonce):
             self.rejected[why] += 1
             return self.refuse(connection, messages.JoinRefused(f"node 0 refuses {message.name}: {why}", _TOKEN_HINT))
@@ -132,8 +132,8 @@ class Listener:
 
     def _reject(self, connection: Connection[Message], why: str) -> None:
         self.rejected[why] += 1
-        self._remove(connection)
+        self._remove_unauthenticated(connection)
         connection.close()
 
-    def _remove(self, connection: Connection[Message]) -> None:
+    def _remove_unauthenticated(self, connection: Connection[Message]) -> None:
         self._unauthenticated.pop(connection).cancel()

@@ -32,7 +32,7 @@ class ShowFooter(Command, frozen=True):
     of_job: bool = False
 
 
-class ReportJob(Command, frozen=True):
+class ShowJobMessages(Command, frozen=True):
     """Print messages about the whole job from now on: node 0 no longer prints them."""
 
 

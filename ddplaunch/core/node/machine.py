@@ -146,7 +146,7 @@ class NodeMachine(AttemptMachine):
             case messages.ConnectingToNodeZero(reason=error):
                 self._do(do.ShowFooter(f"waiting for node 0: {error}"))
             case messages.CoordinatorLost():
-                self._do(do.ReportJob())
+                self._do(do.ShowJobMessages())
             case messages.StartAttempt() if self._cannot_start:
                 self._send(messages.AttemptReport(message.attempt, 0, now.wall))
             case messages.StartAttempt() if self.phase is AttemptPhase.WAITING:
@@ -202,7 +202,7 @@ class NodeMachine(AttemptMachine):
         if self.phase is AttemptPhase.ENDED and self.result is not None:
             again, self._was_signalled_late = self._was_signalled_late, True
             return self._do(do.EndWaits(0.0 if again else LATE_SIGNAL_DELAY_S))
-        if from_terminal and not self._interrupted and self._inspect_key.is_pressed(number, now.mono):
+        if from_terminal and not self._interrupted and self._inspect_key.record_press(number, now.mono):
             return self._do(do.InspectRanks())
         self._do(do.Emit(events.SignalReceived(number)))
         if number == self._preempt_signal and not (reason or (self._notice_sent and number in STOP_SIGNALS)):
@@ -218,7 +218,7 @@ class NodeMachine(AttemptMachine):
     def _stop_before_order(self, request: messages.StopRequested, first: bool, now: Now) -> None:
         """Begin to stop the ranks before node 0 orders it: node 0 may be out of reach."""
         attempt = self.attempt
-        if first and self.phase not in RUNNING_PHASES and _must_name(request):
+        if first and self.phase not in RUNNING_PHASES and _must_name_cause(request):
             why = request.reason or signal_name(request.signal)
             self._do(do.ShowNote(f"{why}: stopping; no rank runs here", of_job=True))
         if self.phase is AttemptPhase.SWEEPING:
@@ -266,12 +266,12 @@ class NodeMachine(AttemptMachine):
                     self._do(do.SignalRanks(number, deadline.only_handlers))
 
 
-def _must_name(request: messages.StopRequested) -> bool:
+def _must_name_cause(request: messages.StopRequested) -> bool:
     """Whether the message on a stop must say what requested it: always except for Ctrl-C."""
     return bool(request.reason) or request.signal != signal.SIGINT
 
 
 def _describe_stop_request(request: messages.StopRequested, ranks: str) -> str:
-    if _must_name(request):
+    if _must_name_cause(request):
         return f"{request.reason or signal_name(request.signal)}: stopping {ranks}"
     return f"stopping {ranks}; Ctrl-C again kills them now"

@@ -15,7 +15,7 @@ class InspectKey:
     def __init__(self) -> None:
         self._last_press = -DOUBLE_PRESS_WINDOW_S
 
-    def is_pressed(self, number: int, now: float) -> bool:
+    def record_press(self, number: int, now: float) -> bool:
         """Handle a signal while stderr is a terminal; return whether it is the first Ctrl-\\. ``now``: monotonic."""
         if number != signal.SIGQUIT:
             return False

@@ -44,7 +44,7 @@ class LineAssembler:
                 self._partial = self._rows.pop() + b"\r"
                 self._drawn = bytearray()
         while position < len(data):
-            position = (self._apply_cursor if self._rows else self._pass)(data, position, done)
+            position = (self._apply_cursor if self._rows else self._take_plain_lines)(data, position, done)
         if len(self._partial) > MAX_LINE_BYTES:
             done.append(self.close())
         return b"".join(done)
@@ -58,7 +58,7 @@ class LineAssembler:
         self._rows, self._drawn = [], bytearray()
         return left
 
-    def _pass(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
+    def _take_plain_lines(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
         """Add complete lines to ``done``, up to a progress bar; return the offset of the bar's row, or of the end."""
         match = _RETURN.search(data, start)
         end = max(start, data.rfind(b"\n", start, match.start() if match else len(data)) + 1)

@@ -41,7 +41,7 @@ class LineMerger:
     @property
     def next_flush_time(self) -> float | None:
         """The time at which the oldest held line must be emitted; None if no line is held."""
-        return self._arrived[0][0] + HOLD_S if self._oldest() is not None else None
+        return self._arrived[0][0] + HOLD_S if self._rank_of_oldest_line() is not None else None
 
     def add(self, rank: int, fd: int, lines: bytes, now: float) -> None:
         """Add complete lines of a rank; with ``b""``, only register that the rank will print to this descriptor."""
@@ -54,7 +54,7 @@ class LineMerger:
             self._window_start, self._window_lines = now, 0
         self._window_lines += lines.count(b"\n") + (len(lines) >> 8)
         self._fast = self._fast or self._window_lines > self._max_lines
-        if self._fast or (len(self._open[fd]) < 2 and self._oldest() is None):
+        if self._fast or (len(self._open[fd]) < 2 and self._rank_of_oldest_line() is None):
             self.flush_until(math.inf)
             self._output.append(((rank,), fd, [lines]))
             return
@@ -74,13 +74,13 @@ class LineMerger:
             if len(holding) >= len(self._open[fd]) and self._open[fd] <= holding.keys():
                 complete = last if _TRACEBACK_HEADER not in text else complete
         self._arrived.append((now, rank, last))
-        while self._emitted[rank] < complete and (oldest := self._oldest()) is not None:
-            self.emit_first(oldest)
+        while self._emitted[rank] < complete and (oldest := self._rank_of_oldest_line()) is not None:
+            self.emit_first_line(oldest)
 
     def flush_until(self, until: float) -> None:
         """Emit the lines that arrived up to this time."""
-        while (oldest := self._oldest()) is not None and self._arrived[0][0] <= until:
-            self.emit_first(oldest)
+        while (oldest := self._rank_of_oldest_line()) is not None and self._arrived[0][0] <= until:
+            self.emit_first_line(oldest)
 
     def held_count(self, rank: int) -> int:
         """The number of held lines of a rank."""
@@ -89,7 +89,7 @@ class LineMerger:
     def flush_rank(self, rank: int) -> None:
         """Emit all held lines of a rank."""
         while self.held_count(rank):
-            self.emit_first(rank)
+            self.emit_first_line(rank)
 
     def close_stream(self, rank: int, number: int) -> None:
         """Called when a rank has closed the descriptor; once all are closed, every held line is emitted."""
@@ -102,13 +102,13 @@ class LineMerger:
         output, self._output = self._output, []
         return [(ranks, number, b"".join(parts)) for ranks, number, parts in output]
 
-    def _oldest(self) -> int | None:
+    def _rank_of_oldest_line(self) -> int | None:
         """The rank whose first line is the oldest; None if no line is held."""
         while self._arrived and self._emitted[self._arrived[0][1]] >= self._arrived[0][2]:
             self._arrived.popleft()
         return self._arrived[0][1] if self._arrived else None
 
-    def emit_first(self, rank: int, waiting: frozenset[int] = frozenset()) -> None:
+    def emit_first_line(self, rank: int, waiting: frozenset[int] = frozenset()) -> None:
         """Emit a rank's first line, merged with equal ones, after the lines that precede those in other queues.
 
         ``waiting``: ranks whose own first line waits for this call (recursion); their queues are not changed.
@@ -118,7 +118,7 @@ class LineMerger:
         waiting |= {rank}
         for other in [*holding]:
             while other not in waiting and other in holding and self._queues[other][0] != line:
-                self.emit_first(other, waiting)
+                self.emit_first_line(other, waiting)
         together = [rank, *(other for other in holding if other not in waiting and self._queues[other][0] == line)]
         for each in together:
             self._remove_line(each, self._queues[each].popleft())

@@ -40,13 +40,13 @@ class RunLog:
         if self._parent is None or self.path is not None:
             return
         try:
-            runs = (os.path.join(self._parent, name) for name in run_names(run_id))
+            runs = (os.path.join(self._parent, name) for name in candidate_names(run_id))
             node = f"node-{node_rank}"
             if late:
                 found = [*itertools.takewhile(os.path.isdir, runs)] or [os.path.join(self._parent, run_id)]
-                path = _make_dir(os.path.join(found[-1], name) for name in run_names(node))
+                path = _make_first_new_dir(os.path.join(found[-1], name) for name in candidate_names(node))
             else:
-                path = _make_dir(runs if self._is_single_node else (os.path.join(run, node) for run in runs))
+                path = _make_first_new_dir(runs if self._is_single_node else (os.path.join(run, node) for run in runs))
             self._events_fd = open_for_writing(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
             message = f"--log-dir {self._parent}: {error.strerror}"
@@ -61,7 +61,7 @@ class RunLog:
     def file(self, name: str) -> str | None:
         return os.path.join(self.path, name) if self.path else None
 
-    def rank_file(self, rank: int, attempt: int) -> str | None:
+    def rank_file_path(self, rank: int, attempt: int) -> str | None:
         return self.file(rank_file(rank, attempt))
 
     def observe(self, event: Event) -> None:
@@ -73,11 +73,11 @@ class RunLog:
         if isinstance(event, RanksInspected):
             self._write(f"stacks{attempt_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
-            self._append(event)
+            self._append_event(event)
         if isinstance(event, Restarting | JobEnded) and event.verdict:
             self._write("failure.json", event.verdict.to_json())
 
-    def _append(self, event: Event) -> None:
+    def _append_event(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._started, 6)
         line = left = event_to_json(event, time.time(), elapsed=elapsed)
         try:
@@ -108,7 +108,7 @@ def attempt_suffix(attempt: int) -> str:
     return f".attempt-{attempt}" if attempt else ""
 
 
-def _make_dir(paths: Iterator[str]) -> str:
+def _make_first_new_dir(paths: Iterator[str]) -> str:
     """Create the first of these folders that does not exist yet; return its path."""
     for path in paths:
         try:
@@ -120,6 +120,6 @@ def _make_dir(paths: Iterator[str]) -> str:
     return path
 
 
-def run_names(name: str) -> Iterator[str]:
+def candidate_names(name: str) -> Iterator[str]:
     """The candidate names of a run or of one of its files: NAME, NAME.2, NAME.3, …"""
     return itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))

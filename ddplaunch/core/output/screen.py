@@ -73,7 +73,7 @@ class Screen:
         return self._stdout.is_drained and self._stderr.is_drained
 
     @property
-    def can_report(self) -> bool:
+    def is_stderr_drained(self) -> bool:
         """Whether stderr has no unwritten output, so that a line appears at once."""
         return self._stderr.is_drained
 

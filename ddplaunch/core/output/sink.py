@@ -54,7 +54,7 @@ class Sink:
         self._ending = True
         if self._is_file and self._timer is not None:
             self._timer.cancel()
-            self._timer = self._loop.call_later(self._timeout_s, self._give_up)
+            self._timer = self._loop.call_later(self._timeout_s, self._drop_unwritten)
 
     def write(self, data: bytes) -> None:
         """Write complete lines; buffer what cannot be written at once."""
@@ -67,9 +67,9 @@ class Sink:
             data = data[self._write_some(data) :]
         if data and not self.is_closed:
             self._unwritten += data
-            self._continue_later()
+            self._schedule_write()
             if self._timer is None:
-                self._timer = self._loop.call_later(self._timeout_s, self._give_up)
+                self._timer = self._loop.call_later(self._timeout_s, self._drop_unwritten)
 
     def _write_some(self, data: bytes | bytearray) -> int:
         done, whole = 0, len(data)
@@ -85,11 +85,11 @@ class Sink:
                 self.error = error.strerror or str(error)
                 return done
             self.is_closed = True  # EPIPE from `| head`, EIO from a terminal that is gone: there is no reader any more
-            self._unwatch()  # clears the buffer, so its views are released first
+            self._stop_writing()  # clears the buffer, so its views are released first
             return whole
         return done
 
-    def _continue_later(self) -> None:
+    def _schedule_write(self) -> None:
         if not self._is_file:
             self._loop.watch_fd(self._fd, self._on_writable, write=True)
         elif self._retry is None:
@@ -107,19 +107,19 @@ class Sink:
                 LogMessage(MessageKind.NOTE, text, human_text=f"[ddplaunch] {text}\n")
             ).encode()
         if not self._unwritten:
-            self._unwatch()
+            self._stop_writing()
         elif not self.is_closed:
-            self._continue_later()
+            self._schedule_write()
             if done and self._timer is not None:
                 self._timer.cancel()
-                self._timer = self._loop.call_later(self._timeout_s, self._give_up)
+                self._timer = self._loop.call_later(self._timeout_s, self._drop_unwritten)
         self.on_drained()
 
-    def _give_up(self) -> None:
+    def _drop_unwritten(self) -> None:
         """Drop all but the line that is partly written; keep trying, in case the reader comes back."""
         self._timer = None
         if self._is_file and not (self.is_full or self._ending):
-            self._timer = self._loop.call_later(self._timeout_s, self._give_up)
+            self._timer = self._loop.call_later(self._timeout_s, self._drop_unwritten)
         elif self._unwritten:
             self.stuck = True
             end = self._unwritten.find(b"\n") + 1 or len(self._unwritten)
@@ -127,7 +127,7 @@ class Sink:
             del self._unwritten[end:]
         self.on_drained()
 
-    def _unwatch(self) -> None:
+    def _stop_writing(self) -> None:
         self._unwritten.clear()
         self._loop.unwatch_fd(self._fd)
         for timer in (self._timer, self._retry):

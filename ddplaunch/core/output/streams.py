@@ -83,7 +83,7 @@ class _OpenStream(Struct):
         return data[same + dropped :]
 
 
-class OutputListener(Protocol):
+class OutputHandler(Protocol):
     """Receives notifications about the output of ranks."""
 
     def on_output(self, rank: int) -> None:
@@ -100,7 +100,7 @@ class Streams:
         self,
         loop: EventLoop,
         screen: Screen,
-        listener: OutputListener,
+        listener: OutputHandler,
         *,
         full_tracebacks: bool = True,
     ) -> None:
@@ -120,7 +120,7 @@ class Streams:
         screen.set_drain_callback(self._resume)
 
     @property
-    def has_open(self) -> bool:
+    def has_open_rank(self) -> bool:
         """Whether any rank may still print."""
         return any(isinstance(stream.source, int) for stream in self._streams.values())
 
@@ -138,7 +138,9 @@ class Streams:
         (self._shown.add if 2 in show else self._shown.discard)(rank)
         times = self._times.setdefault(rank, OutputTimes())
         self._open_log_file(rank, log)
-        self._guard_times(rank, lambda: times.begin(self._attempt_starts[rank], log if rank in self._files else None))
+        self._try_times_write(
+            rank, lambda: times.begin(self._attempt_starts[rank], log if rank in self._files else None)
+        )
         if not has_stdin:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (has_stdin and len(show) == 2 and log is None):
@@ -242,7 +244,7 @@ class Streams:
         for stream in [each for each in self._streams.values() if isinstance(each.source, int)]:
             self._read(stream)  # once, as in ``close_source``
             if stream.show and stream.fd in self._streams:
-                lines = self._filter(stream, stream.lines.close())
+                lines = self._filter_tracebacks(stream, stream.lines.close())
                 lines += stream.tracebacks.release() if stream.tracebacks else b""
                 self._screen.show_lines(stream.source, stream.number, lines)
         self._screen.write_marker(mark)
@@ -275,19 +277,21 @@ class Streams:
             return False
         if not data:
             self._on_eof(stream)
-            if not self.has_open:
+            if not self.has_open_rank:
                 self._loop.call_soon(self._listener.on_output_drained)
             return False
         if data := stream.drop_repeated(data):
-            self._take(stream, data)
+            self._handle_output(stream, data)
         return True
 
     def add_stderr(self, rank: int, data: bytes) -> None:
         """Add data from another source to a rank's stderr, even if the rank has closed it."""
         stream = next((each for each in self._streams_of(rank) if each.number == 2), None)
-        self._take(stream or self._closed.setdefault(rank, _OpenStream(rank, 2, -1, rank in self._shown)), data)
+        self._handle_output(
+            stream or self._closed.setdefault(rank, _OpenStream(rank, 2, -1, rank in self._shown)), data
+        )
 
-    def _take(self, stream: _OpenStream, data: bytes) -> None:
+    def _handle_output(self, stream: _OpenStream, data: bytes) -> None:
         """Write a piece of output to the log file, keep it in memory and show it."""
         self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
@@ -302,7 +306,7 @@ class Streams:
         for on_data in self._subscribers:
             on_data(stream.source, data)
         if stream.show:
-            lines = self._filter(stream, stream.lines.feed(data))
+            lines = self._filter_tracebacks(stream, stream.lines.feed(data))
             self._screen.show_lines(stream.source, stream.number, lines, stream.lines.progress_bar)
             if self._screen.is_full and not self._paused:
                 self._paused = True
@@ -310,7 +314,7 @@ class Streams:
                     self._loop.unwatch_fd(other.fd)
         stream.on_output()
 
-    def _filter(self, stream: _OpenStream, lines: bytes) -> bytes:
+    def _filter_tracebacks(self, stream: _OpenStream, lines: bytes) -> bytes:
         """Return the lines to show now: a traceback is held until the rank ends or goes on."""
         tracebacks = stream.tracebacks
         if tracebacks is None:
@@ -344,11 +348,11 @@ class Streams:
     def _mark(self, rank: int, tail: TailBuffer) -> None:
         """Record the time of the data that a rank prints next, if a mark is due."""
         now, times = time.time(), self._times[rank]
-        if times.is_due(now):
+        if times.is_mark_due(now):
             mark = Mark(tail.line_start_offset, now)
-            self._guard_times(rank, lambda: times.add(mark, tail.total - tail.limit))
+            self._try_times_write(rank, lambda: times.add(mark, tail.total - tail.limit))
 
-    def _guard_times(self, rank: int, write: Callback) -> None:
+    def _try_times_write(self, rank: int, write: Callback) -> None:
         try:
             write()
         except OSError as error:
@@ -357,7 +361,7 @@ class Streams:
 
     def _on_eof(self, stream: _OpenStream) -> None:
         if stream.show:
-            lines = self._filter(stream, stream.lines.close())
+            lines = self._filter_tracebacks(stream, stream.lines.close())
             rest = stream.tracebacks.close() if stream.tracebacks else b""
             if b"\n" in rest[:-1]:  # a traceback: the failure report may contain it, too
                 self._screen.hold_traceback(stream.source, rest)

@@ -46,7 +46,7 @@ class OutputTimes:
             os.close(self._file)
         self._file = -1
 
-    def is_due(self, now: float) -> bool:
+    def is_mark_due(self, now: float) -> bool:
         return not 0 <= now - self._last < INTERVAL_S  # the clock may be set back
 
     def add(self, mark: Mark, oldest: int) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.text import format_clock
+from ddplaunch.base.text import format_minutes
 
 LOG_REPEAT_S = 30.0  # in a log the line is repeated at this interval
 
@@ -47,5 +47,5 @@ class WaitFooter:
         elif waited < self._quiet_s:
             self._timer = self._loop.call_later(self._quiet_s - waited, self._tick)
         else:
-            self._display.write_footer(f"{self._text} ({format_clock(waited)})")
+            self._display.write_footer(f"{self._text} ({format_minutes(waited)})")
             self._timer = self._loop.call_later(self._interval_s - waited % 1, self._tick)

@@ -38,12 +38,12 @@ class AtexitCleanup:
     def __enter__(self) -> None:
         register = self._register
 
-        def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        def record_and_register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             if _removes_files(function):
                 self.functions.append((function, args, kwargs))
             return register(function, *args, **kwargs)
 
-        atexit.register = note  # type: ignore[assignment]
+        atexit.register = record_and_register  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
         atexit.register = self._register

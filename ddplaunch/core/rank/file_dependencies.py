@@ -73,11 +73,11 @@ class FileDependencies:
             paths.update(_list_files(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
         self._states = {path: _stat(path) for path in paths if path not in self._user_folders}
         for path in self._states:
-            if self._is_newer(path):
+            if self._has_changed_since_start(path):
                 return path
         return None
 
-    def _is_newer(self, path: str) -> bool:
+    def _has_changed_since_start(self, path: str) -> bool:
         try:
             found = os.stat(path)
         except OSError:

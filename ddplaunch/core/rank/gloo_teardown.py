@@ -41,10 +41,10 @@ def hold_groups(_: ModuleType) -> None:
 
     for owner in (getattr(c10d, "Reducer", None), getattr(c10d, "Logger", None)):
         if owner is not None:
-            owner.__init__ = _hold_after(owner.__init__, group_of, groups)
+            owner.__init__ = _wrap_init(owner.__init__, group_of, groups)
 
 
-def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any], object]) -> Callable[..., None]:
+def _wrap_init(init: Any, group_of: Callable[..., object], groups: dict[ref[Any], object]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **named: Any) -> None:
         init(self, *args, **named)
         group = group_of(*args, *named.values())

@@ -122,7 +122,7 @@ class HiddenModules:
         self.taken += taken
         return taken
 
-    def summarize(self, name: str) -> ImportSummary:
+    def summarize_import(self, name: str) -> ImportSummary:
         """Return what the imports of a module, and of the still hidden modules that it loads, have read and changed."""
         closure = self.record.closures.get(name) or self.record.closure(name)
         new = [each for each in list(self.modules) if each in closure]

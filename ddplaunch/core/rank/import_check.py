@@ -48,18 +48,28 @@ class ImportCheck:
     def __init__(self, hidden: HiddenModules) -> None:
         self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
         self.environment = {**native_environment(), **hidden.settings}  # as it is expected; imports change it
-        self.lists = _comparable_lists(hidden.every)  # the same
+        self.lists = _copy_import_lists(hidden.every)  # the same
         self._import = sys.modules["builtins"].__dict__["__import__"]
         self._random_state = import_recorder.random_state(hidden.every)
         self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
 
     def find_difference(self, summary: ImportSummary) -> str | None:
         """Return how a fresh import of these modules would differ from the recorded import; None if it would not."""
-        checks = [self._find_other_module, self._find_other_origin, self._find_variable, self._find_distribution]
-        checks += [self._find_logger]
+        checks = [
+            self._find_other_module,
+            self._find_other_origin,
+            self._find_changed_variable,
+            self._find_new_metadata,
+        ]
+        checks += [self._find_changed_logger]
         if summary.has_packages:
-            checks += [self._find_native_state, self._find_hook, self._find_file, self._find_warning_filter]
-            checks += [self._find_function, self._find_random_state, self._find_torch_setting]
+            checks += [
+                self._find_native_difference,
+                self._find_changed_hook,
+                self._find_changed_file,
+                self._find_new_warning_filter,
+            ]
+            checks += [self._find_patched_function, self._find_random_use, self._find_changed_torch_default]
         return next(filter(None, (check(summary) for check in checks)), None)
 
     def _find_other_module(self, summary: ImportSummary) -> str | None:
@@ -89,15 +99,15 @@ class ImportCheck:
         is_usual = usual == list(record.path) and all(
             import_recorder.file_state(each, is_folder=True) == state for each, state in record.path.items()
         )
-        names = _list_names(added) if is_usual else None
+        names = _list_module_names(added) if is_usual else None
         for top in asked if names is None else [each for each in names if each in asked]:
             if top not in sys.modules:
                 origin = import_recorder.find_origin(top)
                 if origin != record.origins[top]:
-                    return f"{top} is {_show_origin(origin)}, not {_show_origin(record.origins[top])}"
+                    return f"{top} is {_format_origin(origin)}, not {_format_origin(record.origins[top])}"
         return None
 
-    def _find_distribution(self, summary: ImportSummary) -> str | None:
+    def _find_new_metadata(self, summary: ImportSummary) -> str | None:
         """Report metadata of a distribution that the imports look up, in a folder that the zygote did not search."""
         for folder in (
             [each for each in sys.path if each not in self._record.path] if summary.inputs.distributions else ()
@@ -110,7 +120,7 @@ class ImportCheck:
                         return f"{os.path.join(folder, entry)} has other metadata"
         return None
 
-    def _find_variable(self, summary: ImportSummary) -> str | None:
+    def _find_changed_variable(self, summary: ImportSummary) -> str | None:
         seen, now = summary.inputs.variables, _variables()
         if import_recorder.WORKING_FOLDER in seen:
             folder, before = import_recorder.current_folder(), seen[import_recorder.WORKING_FOLDER]
@@ -118,13 +128,15 @@ class ImportCheck:
                 return f"the working folder is {folder}, not {before}"
         changed = {*now, *self.environment, *seen} - {import_recorder.WORKING_FOLDER}
         for name in sorted(each for each in changed if each in seen and now.get(each) != seen[each]):
-            return f"{name} is {_show_value(now.get(name))}, not {_show_value(seen[name])}"
+            return f"{name} is {_format_variable(now.get(name))}, not {_format_variable(seen[name])}"
         for name in sorted(each for each in changed if each.startswith(tuple(summary.inputs.prefixes))):
             if now.get(name) != self.environment.get(name):
-                return f"{name} is {_show_value(now.get(name))}, not {_show_value(self.environment.get(name))}"
+                return (
+                    f"{name} is {_format_variable(now.get(name))}, not {_format_variable(self.environment.get(name))}"
+                )
         return None
 
-    def _find_native_state(self, summary: ImportSummary) -> str | None:
+    def _find_native_difference(self, summary: ImportSummary) -> str | None:
         """Report a difference in what native code reads when it is loaded: variables, CPUs, dlopen flags."""
         native = summary.native
         if not native:
@@ -133,7 +145,7 @@ class ImportCheck:
         makes_threads = not native.isdisjoint(_THREAD_POOLS)
         for name in sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
             if self._hidden.native_reads.fullmatch(name) and (makes_threads or not name.startswith(OF_THREAD_POOLS)):
-                return f"{name} is {_show_value(now.get(name))}, not {_show_value(before.get(name))}"
+                return f"{name} is {_format_variable(now.get(name))}, not {_format_variable(before.get(name))}"
         if makes_threads and os.sched_getaffinity(0) != self._affinity:
             return "the CPUs of the process are others"
         if sys.getdlopenflags() != self._dlopen_flags:
@@ -143,29 +155,29 @@ class ImportCheck:
             return f"{found[0]} was imported before, which changes all libraries that are loaded"
         return None
 
-    def _find_hook(self, summary: ImportSummary) -> str | None:
+    def _find_changed_hook(self, summary: ImportSummary) -> str | None:
         if sys.modules["builtins"].__import__ is not self._import:
             return "builtins.__import__ was replaced"
         if sys.gettrace() is not None or sys.getprofile() is not None:
             return "a trace or profile function is set"
-        now, usual = _comparable_lists(self._hidden.every), self.lists
+        now, usual = _copy_import_lists(self._hidden.every), self.lists
         added = [each for each in now[FINDERS] if each not in usual[FINDERS]]
         kept = [each for each in now[FINDERS] if each not in added]
         if kept != usual[FINDERS] or now[PATH_HOOKS] != usual[PATH_HOOKS]:
             return "the import system was changed"
-        if any(map(_is_own, added)):
+        if any(map(_is_user_finder, added)):
             return "the program has a finder of its own"
         asked = summary.inputs.asked - sys.modules.keys() if added else ()
         found = [name for finder in added for name in asked if finder.find_spec(name, None, None) is not None]
         return f"another finder has {found[0]}" if found else None
 
-    def _find_file(self, summary: ImportSummary) -> str | None:
+    def _find_changed_file(self, summary: ImportSummary) -> str | None:
         for path in summary.inputs.files:
             if import_recorder.file_state(path) != self._record.files[path]:
                 return f"{path} was changed"
         return None
 
-    def _find_warning_filter(self, summary: ImportSummary) -> str | None:
+    def _find_new_warning_filter(self, summary: ImportSummary) -> str | None:
         """Report new warning filters, if the imports warn; a filter that ignores warnings makes no difference."""
         if import_effects.WARNED not in summary.inputs.marks:
             return None
@@ -173,7 +185,7 @@ class ImportCheck:
         added = [each for each in _filters(self._hidden.every) if each[0] != "ignore" and each not in usual]
         return "warning filters were added" if added else None
 
-    def _find_logger(self, summary: ImportSummary) -> str | None:
+    def _find_changed_logger(self, summary: ImportSummary) -> str | None:
         logging: Any = sys.modules.get("logging")
         if not hasattr(logging, "root"):  # its own import runs, or it was not imported
             return None
@@ -195,24 +207,24 @@ class ImportCheck:
                 return f"the level of the logger {name} is another"
         return None
 
-    def _find_random_state(self, summary: ImportSummary) -> str | None:
+    def _find_random_use(self, summary: ImportSummary) -> str | None:
         """Report that the program has seeded or used ``random``, if an import takes random numbers from it."""
         if import_effects.MOVES_RANDOM not in summary.inputs.marks:
             return None
         is_other = import_recorder.random_state(sys.modules) not in (None, self._random_state)
         return "random was seeded or used before" if is_other else None
 
-    def _find_function(self, summary: ImportSummary) -> str | None:
+    def _find_patched_function(self, summary: ImportSummary) -> str | None:
         """Report a replaced function or class in a module that the imports use or that Python loads at start.
 
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """
         for name, replaced in self._record.namespaces.list_replaced(summary.closure):
-            if import_effects.is_stdlib(name) or self._is_kept(summary.new, replaced):
+            if import_effects.is_stdlib(name) or self._keeps_replaced_object(summary.new, replaced):
                 return f"{name} was patched"
         return None
 
-    def _is_kept(self, new: list[str], replaced: list[object]) -> bool:
+    def _keeps_replaced_object(self, new: list[str], replaced: list[object]) -> bool:
         """Whether new modules hold one of the replaced objects, or one of these is a class."""
         if any(isinstance(each, type) for each in replaced):
             return True
@@ -221,7 +233,7 @@ class ImportCheck:
             id(value) in known for each in new for value in getattr(self._modules[each], "__dict__", {}).values()
         )
 
-    def _find_torch_setting(self, summary: ImportSummary) -> str | None:
+    def _find_changed_torch_default(self, summary: ImportSummary) -> str | None:
         """Report changed defaults for new tensors, if an imported module other than torch's own uses torch."""
         torch: Any = self._hidden.every.get("torch")
         if not (summary.uses_torch and _is(sys.modules.get("torch"), torch)):
@@ -247,7 +259,7 @@ def native_environment() -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in module.environ.items()}
 
 
-def _list_names(folders: list[str]) -> set[str] | None:
+def _list_module_names(folders: list[str]) -> set[str] | None:
     """Return the possible module names in these entries of ``sys.path``; None if an entry is an archive."""
     if any(map(os.path.isfile, folders)):
         return None
@@ -273,7 +285,7 @@ def _has_plugins(metadata: str) -> bool:
     return not groups <= {b"[console_scripts]", b"[gui_scripts]"}
 
 
-def _is_own(finder: object) -> bool:
+def _is_user_finder(finder: object) -> bool:
     """Whether an import finder comes from the program itself and not from an installed package."""
     kind = finder if isinstance(finder, type) else type(finder)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -288,11 +300,11 @@ def _variables() -> dict[str, str]:
         return {}
 
 
-def _show_value(value: str | None) -> str:
+def _format_variable(value: str | None) -> str:
     return "unset" if value is None else repr(value[:100])
 
 
-def _show_origin(origin: object) -> str:
+def _format_origin(origin: object) -> str:
     return "missing" if origin is None else str(origin)
 
 
@@ -300,6 +312,6 @@ def _filters(modules: Mapping[str, Any]) -> list[Any]:
     return getattr(modules.get("warnings") or sys.modules.get("warnings"), "filters", [])
 
 
-def _comparable_lists(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _copy_import_lists(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
     finders = [each for each in sys.meta_path if not isinstance(each, inspection_endpoint.PostImportHook)]
     return {FILTERS: list(_filters(modules)), FINDERS: finders, PATH_HOOKS: list(sys.path_hooks)}

@@ -44,7 +44,7 @@ _MAIN = ("__main__", "__mp_main__")
 _find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
 
-class _Builtin:
+class _BuiltinWrapper:
     """Replaces a builtin function: compares equal to it and, as class attribute, does not become a bound method."""
 
     __slots__ = ("function", "replaced")
@@ -81,10 +81,10 @@ class ImportRecorder:
         self._begun: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._known, self._logger_count = set(sys.modules), 0
-        self._lists = {name: list(items) for name, items in _changeable_lists().items()}
+        self._lists = {name: list(items) for name, items in _copy_import_lists().items()}
         self.first_lists, self._lengths = dict(self._lists), (0, 0, 0)
         self._undo: list[tuple[Any, str, Any]] = []
-        self._builtins: dict[int, _Builtin] = {}  # what stands for builtin functions, by their ids
+        self._builtins: dict[int, _BuiltinWrapper] = {}  # what stands for builtin functions, by their ids
         self._cwd = current_folder() or "/"
         prefixes = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.__file__))}
         self._installation = tuple({each + os.sep for path in prefixes for each in (path, os.path.realpath(path))})
@@ -92,27 +92,27 @@ class ImportRecorder:
         self._unused_modules: list[Any] = []
         self._undo.append((bootstrap, "_new_module", bootstrap._new_module))  # type: ignore[attr-defined]
         bootstrap._new_module = self._new_module  # type: ignore[attr-defined]
-        self._replace(bootstrap, "_find_and_load", self._record_load)
-        self._replace(builtins, "__import__", self._record_import)
-        self._replace(os, "stat", self._record_file)
+        self._replace(bootstrap, "_find_and_load", self._wrap_find_and_load)
+        self._replace(builtins, "__import__", self._wrap_import)
+        self._replace(os, "stat", self._wrap_file_function)
         for name in ("open", "open_code"):
-            self._replace(sys.modules["io"], name, self._record_file)
-        self._replace(builtins, "open", self._record_file)
-        self._replace(os, "getcwd", self._record_getcwd)
-        self._replace(sys.modules.get("atexit") or __import__("atexit"), "register", self._record_exit)
+            self._replace(sys.modules["io"], name, self._wrap_file_function)
+        self._replace(builtins, "open", self._wrap_file_function)
+        self._replace(os, "getcwd", self._wrap_getcwd)
+        self._replace(sys.modules.get("atexit") or __import__("atexit"), "register", self._wrap_atexit_register)
         environ_type: Any = type(os.environ)
-        self._replace(PathFinder, "find_distributions", self._record_distribution)
-        self._replace(environ_type, "__getitem__", self._record_read)
-        self._replace(environ_type, "__iter__", self._record_listing)
-        self._replace(environ_type, "__setitem__", self._record_assignment)
-        self._replace(environ_type, "__delitem__", self._record_assignment)
+        self._replace(PathFinder, "find_distributions", self._wrap_find_distributions)
+        self._replace(environ_type, "__getitem__", self._wrap_environ_read)
+        self._replace(environ_type, "__iter__", self._wrap_environ_listing)
+        self._replace(environ_type, "__setitem__", self._wrap_environ_assignment)
+        self._replace(environ_type, "__delitem__", self._wrap_environ_assignment)
         sys.meta_path.insert(0, self)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any], *, hides_frame: bool = True) -> None:
         real = getattr(owner, name)
         function = hide_frames(make(real)) if hides_frame else make(real)
         if type(real) is _BUILTIN and name != "__import__":
-            function = self._builtins.setdefault(id(real), _Builtin(function, real))  # io.open is builtins.open
+            function = self._builtins.setdefault(id(real), _BuiltinWrapper(function, real))  # io.open is builtins.open
         self._undo.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else real))
         setattr(owner, name, function)
 
@@ -127,15 +127,15 @@ class ImportRecorder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Record the name that is imported; as the first import finder, this is called for each name."""
         if path is None:
-            self._top.asked.add(name)
+            self._running_inputs.asked.add(name)
 
     @property
-    def _top(self) -> Inputs:
+    def _running_inputs(self) -> Inputs:
         """The inputs of the module whose import runs."""
         return self._inputs[self._running[-1]]
 
     @property
-    def _top_changes(self) -> Changes:
+    def _running_changes(self) -> Changes:
         return self.changes[self._running[-1]]
 
     def _note_changes(self) -> None:
@@ -145,26 +145,28 @@ class ImportRecorder:
         if (len(filters), len(sys.meta_path) - 1, len(sys.path_hooks)) != self._lengths or (
             filters and filters != last[FILTERS]
         ):
-            for name, items in _changeable_lists(self).items():
+            for name, items in _copy_import_lists(self).items():
                 if items != last[name]:
                     if last[name]:
-                        self._top_changes.lists.append((name, last[name], items))
+                        self._running_changes.lists.append((name, last[name], items))
                     else:  # Python's own warning filters, as the module warnings is imported
                         self.first_lists[name] = items
                     last[name] = items
             self._lengths = (len(last[FILTERS]), len(last[FINDERS]), len(last[PATH_HOOKS]))
         if not self._sees_warnings and "warnings" in sys.modules and self.first_lists[FILTERS]:
             self._sees_warnings = True
-            self._replace(sys.modules["warnings"], "warn", self._record_warning, hides_frame=False)
+            self._replace(sys.modules["warnings"], "warn", self._wrap_warn, hides_frame=False)
         logging: Any = sys.modules.get("logging")
         if hasattr(logging, "root"):
             loggers = logging.root.manager.loggerDict
             if not self._sees_loggers:
                 self._sees_loggers = True
-                self._replace(logging.Logger, "isEnabledFor", self._record_level)
-                self._replace(logging.Logger, "hasHandlers", self._record_handlers)
+                self._replace(logging.Logger, "isEnabledFor", self._wrap_is_enabled_for)
+                self._replace(logging.Logger, "hasHandlers", self._wrap_has_handlers)
             if len(loggers) > self._logger_count:
-                self._top_changes.loggers.update({name: loggers[name] for name in list(loggers)[self._logger_count :]})
+                self._running_changes.loggers.update(
+                    {name: loggers[name] for name in list(loggers)[self._logger_count :]}
+                )
             self._logger_count = len(loggers)
         missing = len(sys.modules) - len(self._known)
         if missing < 0:
@@ -191,7 +193,7 @@ class ImportRecorder:
                 self._inputs[each].marks.add(import_effects.MOVES_RANDOM)
         self._random_state = state
 
-    def _record_load(self, real: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    def _wrap_find_and_load(self, real: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         def _find_and_load(name: str, import_: Any) -> Any:
             self.loaded[self._running[-1]][name] = None
             if name in sys.modules:
@@ -214,7 +216,7 @@ class ImportRecorder:
 
         return _find_and_load
 
-    def _record_import(self, real: Any) -> Any:
+    def _wrap_import(self, real: Any) -> Any:
         def __import__(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
             result = real(name, globals, locals, fromlist, level)
             if level and globals:
@@ -230,38 +232,38 @@ class ImportRecorder:
 
         return __import__
 
-    def _record_file(self, real: Any) -> Any:
-        def probe(path: Any, *args: Any, **named: Any) -> Any:
+    def _wrap_file_function(self, real: Any) -> Any:
+        def record_and_call(path: Any, *args: Any, **named: Any) -> Any:
             if type(path) is str or hasattr(path, "__fspath__"):
                 given = os.fsdecode(path)
                 text = os.path.join(self._cwd, given)
                 if not text.startswith(self._installation):
-                    self._top.files.add(text)
+                    self._running_inputs.files.add(text)
                     if not given.startswith(os.sep):
-                        self._top.variables.setdefault(WORKING_FOLDER, self._cwd)
+                        self._running_inputs.variables.setdefault(WORKING_FOLDER, self._cwd)
             return real(path, *args, **named)
 
-        return probe
+        return record_and_call
 
-    def _record_getcwd(self, real: Callable[[], str]) -> Callable[[], str]:
+    def _wrap_getcwd(self, real: Callable[[], str]) -> Callable[[], str]:
         def getcwd() -> str:
-            self._top.variables[WORKING_FOLDER] = folder = real()
+            self._running_inputs.variables[WORKING_FOLDER] = folder = real()
             return folder
 
         return getcwd
 
-    def _record_read(self, real: Any) -> Any:
+    def _wrap_environ_read(self, real: Any) -> Any:
         def __getitem__(environ: Any, name: Any) -> Any:
             if self._listed and self._listed[-1] == name:
                 self._listed.pop()
             elif type(name) is str and self._running[-1] not in self.repaired:
                 self._listed = []
-                self._top.variables.setdefault(name, _decode(environ._data.get(os.fsencode(name))))
+                self._running_inputs.variables.setdefault(name, _decode(environ._data.get(os.fsencode(name))))
             return real(environ, name)
 
         return __getitem__
 
-    def _record_listing(self, real: Any) -> Any:
+    def _wrap_environ_listing(self, real: Any) -> Any:
         """Wrap ``os.environ.__iter__`` to record the names: a copy of the environment reads all in this order."""
 
         def __iter__(environ: Any) -> Any:
@@ -271,47 +273,47 @@ class ImportRecorder:
 
         return __iter__
 
-    def _record_distribution(self, real: Any) -> Any:
+    def _wrap_find_distributions(self, real: Any) -> Any:
         def find_distributions(context: Any = None) -> Any:
-            self._top.distributions.add(distribution_key(getattr(context, "name", None) or ""))
+            self._running_inputs.distributions.add(distribution_key(getattr(context, "name", None) or ""))
             return real() if context is None else real(context)
 
         return find_distributions
 
-    def _record_exit(self, real: Any) -> Any:
+    def _wrap_atexit_register(self, real: Any) -> Any:
         def register(function: Any, *args: Any, **named: Any) -> Any:
-            self._top_changes.exits.append((function, args, named))
+            self._running_changes.exits.append((function, args, named))
             return real(function, *args, **named)
 
         return register
 
-    def _record_assignment(self, real: Any) -> Any:
-        def assign(environ: Any, name: str, *value: str) -> None:
+    def _wrap_environ_assignment(self, real: Any) -> Any:
+        def record_and_assign(environ: Any, name: str, *value: str) -> None:
             before = _decode(environ._data.get(os.fsencode(name)))
             real(environ, name, *value)
-            changed = self._top_changes.variables
+            changed = self._running_changes.variables
             changed[name] = changed.get(name, (before,))[0], value[0] if value else None
 
-        return assign
+        return record_and_assign
 
-    def _record_warning(self, real: Any) -> Any:
+    def _wrap_warn(self, real: Any) -> Any:
         def warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **named: Any) -> None:
-            self._top.marks.add(import_effects.WARNED)
+            self._running_inputs.marks.add(import_effects.WARNED)
             real(message, category, stacklevel + 1, *args, **named)
 
         return warn
 
-    def _record_level(self, real: Any) -> Any:
+    def _wrap_is_enabled_for(self, real: Any) -> Any:
         def isEnabledFor(logger: Any, level: int) -> bool:
             result: bool = real(logger, level)
-            self._top.levels[logger.name, level] = result
+            self._running_inputs.levels[logger.name, level] = result
             return result
 
         return isEnabledFor
 
-    def _record_handlers(self, real: Any) -> Any:
+    def _wrap_has_handlers(self, real: Any) -> Any:
         def hasHandlers(logger: Any) -> bool:
-            self._top.handlers[logger.name] = result = bool(real(logger))
+            self._running_inputs.handlers[logger.name] = result = bool(real(logger))
             return result
 
         return hasHandlers
@@ -333,7 +335,7 @@ class ImportRecorder:
         self.files = {path: file_state(path) for path in set[str]().union(*(each.files for each in every))}
         self.path = {each: file_state(each, is_folder=True) for each in sys.path}
         self.packed_inputs = {name: each.pack() for name, each in self._inputs.items()}
-        self.late_children = frozenset(name for name in self.list_added() if self._is_late(name))
+        self.late_children = frozenset(name for name in self.list_added() if self._is_late_child(name))
         self.namespaces = namespace_record.NamespaceRecord(sys.modules, self.initial)
         preloaded = self.list_added()
         self.packages = frozenset(name for name in preloaded if not import_effects.is_stdlib(name))
@@ -345,7 +347,7 @@ class ImportRecorder:
         expected = {name.rsplit(".", count)[0] for name in self.loaded[""] for count in range(name.count(".") + 1)}
         self.closures = {name: self.closure(name) for name in expected.intersection(preloaded)}
 
-    def has_read(self, names: Collection[str]) -> bool:
+    def has_read_variable(self, names: Collection[str]) -> bool:
         """Whether an import has read one of these variables."""
         return any(
             name in inputs.variables or name.startswith(tuple(inputs.prefixes))
@@ -369,7 +371,7 @@ class ImportRecorder:
                     for name in [name for name, value in space.items() if id(value) in wrappers]:
                         setattr(kept_in, name, wrappers[id(space[name])])
 
-    def _is_late(self, name: str) -> bool:
+    def _is_late_child(self, name: str) -> bool:
         """Whether a module is an attribute of its parent, but was not imported by the parent's own import."""
         parent, _, child = name.rpartition(".")
         is_own = self._begun.get(parent, 0) < self._begun.get(name, 0) <= self._ended.get(parent, sys.maxsize)
@@ -397,7 +399,7 @@ def hide_frames(function: Any) -> Any:
     return function
 
 
-hide_frames(_Builtin.__call__)
+hide_frames(_BuiltinWrapper.__call__)
 
 
 def find_origin(name: str, path: Sequence[str] | None = None) -> object:
@@ -459,7 +461,7 @@ def _decode(value: bytes | None) -> str | None:
     return None if value is None else os.fsdecode(value)
 
 
-def _changeable_lists(recorder: object = None) -> dict[str, list[Any]]:
+def _copy_import_lists(recorder: object = None) -> dict[str, list[Any]]:
     filters: list[Any] = getattr(sys.modules.get("warnings"), "filters", [])
     finders = [each for each in sys.meta_path if each is not recorder]
     return {FILTERS: list(filters), FINDERS: finders, PATH_HOOKS: list(sys.path_hooks)}

@@ -63,7 +63,7 @@ class ModuleHandover:
         with self._lock, inspection_endpoint.BlockedSignals():
             while name in self._modules:
                 count = len(self._modules)
-                summary = self._hidden.summarize(name)
+                summary = self._hidden.summarize_import(name)
                 differs = self._find_other_file(name) or self._check.find_difference(summary)
                 if len(self._modules) == count:
                     break
@@ -119,17 +119,17 @@ class ModuleHandover:
                 else:
                     self._check.environment[name] = after
             for list_name, before, after_items in change.lists:
-                _apply_change(_live_list(list_name), before, after_items)
-                _apply_change(self._check.lists[list_name], before, after_items)
+                _apply_list_change(_find_list(list_name), before, after_items)
+                _apply_list_change(self._check.lists[list_name], before, after_items)
                 if list_name == import_recorder.FILTERS:
                     sys.modules["warnings"]._filters_mutated()
             for name, logger in change.loggers.items():
                 if not hasattr(logger, "loggerMap"):  # else a placeholder, which the loggers below it make again
                     _add_logger(name, logger)
             for function, args, named in change.exits:
-                self._register_exit(function, args, named)
+                self._register_exit_handler(function, args, named)
 
-    def _register_exit(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def _register_exit_handler(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if function in self._hidden.shared_exits:
             return
         finalize: Any = getattr(sys.modules.get("weakref"), "finalize", None)
@@ -140,13 +140,13 @@ class ModuleHandover:
         self._hidden.atexit.register(function, *args, **named)
 
 
-def _live_list(name: str) -> list[Any]:
+def _find_list(name: str) -> list[Any]:
     owner, _, attribute = name.rpartition(".")
     found: list[Any] = getattr(sys.modules[owner], attribute)
     return found
 
 
-def _apply_change(items: list[Any], before: list[Any], after: list[Any]) -> None:
+def _apply_list_change(items: list[Any], before: list[Any], after: list[Any]) -> None:
     """Change a list as ``before`` was changed to ``after``: new items go to the same end."""
     for item in [each for each in before if each not in after and each in items]:
         items.remove(item)

@@ -87,17 +87,17 @@ def report_exception(job: PythonJob, error: BaseException) -> None:
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     hook = getattr(sys, "excepthook", _Module)
-    is_default = _is_default_hook(hook)
+    is_default = _is_default_excepthook(hook)
     if is_default and issubclass(type(error), KeyboardInterrupt) and job["facts"]["world_size"] > 1:
         _print_interrupt_location(error)  # Ctrl-C interrupts all ranks: their tracebacks would hide the report
     elif is_default:
-        _call_hook(hook, error)
+        _call_excepthook(hook, error)
     write_error_file(job, error, _format_exception(error), moment)
     if not is_default:
-        _call_hook(hook, error)
+        _call_excepthook(hook, error)
 
 
-def _call_hook(hook: Any, error: BaseException) -> None:
+def _call_excepthook(hook: Any, error: BaseException) -> None:
     """Call an excepthook; the module type stands for one that was deleted."""
     if hook is _Module:
         _print("sys.excepthook is missing")
@@ -119,7 +119,7 @@ def report_bug(what: str, error: Exception) -> None:
     _write(2, text.encode(errors="backslashreplace"))
 
 
-def _is_default_hook(hook: Any) -> bool:
+def _is_default_excepthook(hook: Any) -> bool:
     """Whether an excepthook is Python's, or torch's wrapper of it: ``init_process_group`` sets one, for a prefix."""
     if type(hook) is _Function and hook.__module__ == "torch.distributed.distributed_c10d":
         return any(cell.cell_contents is _display for cell in hook.__closure__ or ())
@@ -135,12 +135,12 @@ def _print_interrupt_location(error: BaseException) -> None:
             code = trace.tb_frame.f_code
             if is_user_file(code.co_filename):
                 name = "" if code.co_name == "<module>" else f"{code.co_name} at "
-                where = f": {name}{name_in_folder(code.co_filename)}:{trace.tb_lineno}"
+                where = f": {name}{relative_path(code.co_filename)}:{trace.tb_lineno}"
             trace = trace.tb_next
     _print(type_name(error) + where)
 
 
-def name_in_folder(path: str) -> str:
+def relative_path(path: str) -> str:
     """A file's path relative to the current folder, if it is in there."""
     return path.removeprefix(current_folder() + os.sep)
 
@@ -182,7 +182,7 @@ def _strip_internal_frames(error: BaseException, *, entirely: bool = False) -> B
     return error
 
 
-class _StderrTee:
+class _StderrCollector:
     """Replaces ``sys.stderr``: collects what this thread writes, passes on the output of other threads."""
 
     def __init__(self, stream: Any) -> None:
@@ -202,7 +202,7 @@ class _StderrTee:
 def _format_exception(error: BaseException) -> str:
     """Format an exception with the interpreter's own printer; the traceback module would import a dozen others."""
     stderr = getattr(sys, "stderr", None)
-    sys.stderr = tee = _StderrTee(stderr)
+    sys.stderr = tee = _StderrCollector(stderr)
     try:
         _print_exception(error)
     finally:
@@ -237,7 +237,7 @@ def _describe_error(job: PythonJob, error: BaseException, text: str, moment: int
         message = f"{name}: {message}" if message else name
         if name == "EOFError" and job["facts"]["world_size"] > 1:
             info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
-        elif name == "ModuleNotFoundError" and (hint := _other_environment()):
+        elif name == "ModuleNotFoundError" and (hint := _other_environment_hint()):
             info["hint"] = hint
         elif issubclass(type(error), KeyboardInterrupt):
             info["interrupt"] = 1
@@ -252,15 +252,15 @@ def _to_text(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def _other_environment() -> str:
+def _other_environment_hint() -> str:
     """A hint if the shell has another Python environment active than that of the ranks; otherwise ""."""
     try:
-        return _find_other_environment()
+        return _describe_other_environment()
     except Exception:
         return ""  # the program has replaced os.environ
 
 
-def _find_other_environment() -> str:
+def _describe_other_environment() -> str:
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         folder = os.environ.get(variable)
         if not folder:
@@ -413,7 +413,7 @@ def report_unraisable(error: BaseException, occasion: str, source: object) -> No
     _print_exception(_strip_internal_frames(error))
 
 
-def exit_by_sigint_later() -> NoReturn:
+def raise_to_exit_by_sigint() -> NoReturn:
     """Raise KeyboardInterrupt so that the interpreter exits by SIGINT, without printing the exception again."""
     hook = getattr(sys, "excepthook", _display)
 

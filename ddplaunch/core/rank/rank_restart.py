@@ -47,7 +47,7 @@ class RankRestart:
         os.umask(self._umask)
         self._handlers = {number: _signal.getsignal(number) for number in _signal.valid_signals()}
         self._blocked = list(map(int, _signal.pthread_sigmask(_signal.SIG_BLOCK, ())))
-        self._open, self._child_page_faults = _list_open(), _child_page_faults()
+        self._open, self._child_page_faults = _list_open_fds(), _child_page_faults()
         self._stdin_offset = _offset(0)
         self._cached_bytes = 0
         self._written = _written_bytes() - (endpoint.bytes_written if endpoint else 0)
@@ -79,16 +79,16 @@ class RankRestart:
                 pass
         line, is_in_call = _find_line()
         differs = f"{line}{differs}"
-        effect = self._find_effect()
+        effect = self._find_side_effect()
         if effect is None and not self._has_only_printed():
             effect = "has written to files"
         if effect is None:
             self._report("restarts", module, differs)
-            self._exec()
+            self._exec_interpreter()
         if "torch" in sys.modules or is_in_call:
             return self._report("continues", module, f"{differs}, and the program {effect}")
         self._report("ends", module, differs)
-        self._give_up(module, differs, effect)
+        self._end_with_error(module, differs, effect)
 
     def _report(self, outcome: str, module: str, differs: str) -> None:
         line = f"r {outcome} {module} {differs}".replace("\n", " ").encode("ascii", "backslashreplace")
@@ -124,9 +124,9 @@ class RankRestart:
         except OSError:
             return False
 
-    def _find_effect(self) -> str | None:
+    def _find_side_effect(self) -> str | None:
         """Return which effect of the program, other than output, forbids a second start; None if there is none."""
-        if any(each.startswith("socket:") for _, each in _list_open() - self._open):
+        if any(each.startswith("socket:") for _, each in _list_open_fds() - self._open):
             return "has opened connections"
         if _has_children() or _child_page_faults() != self._child_page_faults:
             return "has started processes"
@@ -134,13 +134,13 @@ class RankRestart:
             return "has read stdin"
         return None
 
-    def _give_up(self, module: str, differs: str, effect: str) -> NoReturn:
+    def _end_with_error(self, module: str, differs: str, effect: str) -> NoReturn:
         text = f"`import {module}` does not fit the preloaded one ({differs}), and the program {effect} before"
         hint = "run it again: it then starts without preloaded modules, as with --start exec"
         rank_exit.write_error_file(self._job, rank_exit.TargetError(text, hint), text)
         os._exit(2)
 
-    def _exec(self) -> NoReturn:
+    def _exec_interpreter(self) -> NoReturn:
         sys.settrace(None)
         sys.setprofile(None)
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())  # until the new program image has begun
@@ -183,7 +183,7 @@ def _written_bytes() -> int:
     return int(words[0]) if words else 0
 
 
-def _list_open() -> set[tuple[str, str]]:
+def _list_open_fds() -> set[tuple[str, str]]:
     """List the open descriptors, with what they lead to."""
     descriptors, folder = set(), "/proc/self/fd"
     for fd in os.listdir(folder) if os.path.isdir(folder) else ():

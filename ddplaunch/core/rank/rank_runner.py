@@ -119,7 +119,7 @@ class RankRunner:
         if "rank_channel" in self._fds:
             self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"], self._import_own)
         for file, settings in self.job["sides"]:
-            self._isolate(file, self._begin_side, file, settings)
+            self._call_isolated(file, self._begin_side, file, settings)
         c10d = "torch.distributed.distributed_c10d"
         inspection_endpoint.call_after_import(c10d, "init_process_group", gloo_teardown.hold_groups)
         _set_buffering()
@@ -129,7 +129,12 @@ class RankRunner:
         if self._hidden is not None:
             self._begin_handover(self._hidden)
         _init_process_group(self.job)
-        kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
+        kinds = {
+            "script": _make_script_call,
+            "main": _make_main_call,
+            "module": _make_module_call,
+            "function": _find_function,
+        }
         self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
 
     def _begin_handover(self, hidden: hidden_modules.HiddenModules) -> None:
@@ -146,9 +151,9 @@ class RankRunner:
     def _call_sides(self, hook: str, *arguments: object, backwards: bool = False) -> None:
         for file, side in self._sides[:: -1 if backwards else 1]:
             if (method := getattr(side, hook, None)) is not None:
-                self._isolate(file, method, *arguments)
+                self._call_isolated(file, method, *arguments)
 
-    def _isolate(self, file: str, function: Callable[..., object], *arguments: object) -> None:
+    def _call_isolated(self, file: str, function: Callable[..., object], *arguments: object) -> None:
         """Call a function of a feature; report an exception and continue, unless it is an error of the user."""
         try:
             function(*arguments)
@@ -174,7 +179,7 @@ class RankRunner:
         self._clear_program()
         return True
 
-    def _determine_exit_code(self) -> None:
+    def _handle_outcome(self) -> None:
         error = self._error
         if error is None:
             return
@@ -213,7 +218,7 @@ class RankRunner:
         for name in ("stderr", "stdout"):
             rank_exit.flush_stream(name)
         try:
-            self._determine_exit_code()
+            self._handle_outcome()
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = rank_exit.exit_code(exit)
         self._error = None
@@ -228,7 +233,7 @@ class RankRunner:
             gloo_teardown.wait_for_threads()
         if self._hidden is None or len(sys._current_frames()) > 1:
             if self._interrupted:
-                rank_exit.exit_by_sigint_later()
+                rank_exit.raise_to_exit_by_sigint()
             sys.exit(self._code)
         flushed = rank_exit.finalize_user_modules(self._initial_modules)
         self._import_own("ctypes").CDLL(None).fflush(None)
@@ -315,7 +320,7 @@ def _reset_main_module(preloaded: Mapping[str, ModuleType]) -> None:
             preloaded[name].__dict__["_main_module"] = main
 
 
-def _find_script(job: PythonJob) -> Call:
+def _make_script_call(job: PythonJob) -> Call:
     # __file__ of __main__ is absolute since 3.9; argv[0] is unchanged.
     path = os.path.join(rank_exit.current_folder(), job["path"])
     _set_argv_and_path(job, job["path"], job["path"])
@@ -343,17 +348,17 @@ def _load_code(path: str, content: bytes) -> object:
     return code
 
 
-def _find_main(job: PythonJob) -> Call:
+def _make_main_call(job: PythonJob) -> Call:
     _set_argv_and_path(job, job["path"], job["path"])
-    return _run_as_main("__main__", False)
+    return _make_runpy_call("__main__", False)
 
 
-def _find_module(job: PythonJob) -> Call:
+def _make_module_call(job: PythonJob) -> Call:
     _set_argv_and_path(job, "-m", "-m", job["module"])
-    return _run_as_main(job["module"])
+    return _make_runpy_call(job["module"])
 
 
-def _run_as_main(*arguments: object) -> Call:
+def _make_runpy_call(*arguments: object) -> Call:
     import runpy
 
     return runpy._run_module_as_main, arguments, {}  # type: ignore[attr-defined]

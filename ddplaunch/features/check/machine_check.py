@@ -13,7 +13,7 @@ from typing import Literal
 
 from ddplaunch.base.text import format_size, join_names
 from ddplaunch.system.devices import read_hardware
-from ddplaunch.system.devices.cgroups import available_memory
+from ddplaunch.system.devices.cgroups import apply_memory_limits
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.visible_gpus import visible_gpus
 from ddplaunch.system.plan.hardware import GPU_BUSY_BYTES, Gpu
@@ -49,7 +49,7 @@ def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -
         if problem := _check_writable(what, path):
             yield "failed", problem, "free some space, or choose another folder"
     cpu = read_cpu("/sys")
-    _, available = available_memory(cpu.memory_total, cpu.memory_available)
+    _, available = apply_memory_limits(cpu.memory_total, cpu.memory_available)
     if available is not None and available < MIN_MEMORY_BYTES:
         problem = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
         yield "failed", problem, "stop processes that use much, or request more memory"

@@ -58,11 +58,11 @@ class CheckSide(NodeSide):
         self.close()
         # Isolated on its own: node 0 waits for the reply even if the check raises an exception.
         loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note)
-        loop.on_error = partial(self._on_bug, request)
+        loop.on_error = partial(self._on_check_error, request)
         loop.guard(self._start)(loop, request)
         return True
 
-    def _on_bug(self, request: CheckRequest) -> None:
+    def _on_check_error(self, request: CheckRequest) -> None:
         self.close()
         self._context.screen.show_footer("")
         self._context.job.send(CheckPassed(request.attempt))
@@ -123,19 +123,19 @@ class MachineCheck:
         )
         self._deadline = START_TIMEOUT_S
         self._timers = Timers(loop.call_later)
-        self._send_notice_later()
+        self._schedule_check_continues()
 
     def close(self) -> None:
         self._timers.cancel_all()
         self._child.close()
 
-    def _send_notice_later(self) -> None:
+    def _schedule_check_continues(self) -> None:
         self._timers.cancel_all()
-        self._timers.call_later(CHECK_NOTICE_INTERVAL_S, self._send_notice)
+        self._timers.call_later(CHECK_NOTICE_INTERVAL_S, self._send_check_continues)
 
-    def _send_notice(self) -> None:
+    def _send_check_continues(self) -> None:
         self._on_result(CheckContinues(self._request.attempt))
-        self._send_notice_later()
+        self._schedule_check_continues()
 
     def _on_output(self, data: bytes) -> None:
         if not data:

@@ -74,7 +74,7 @@ def pack_folder(folder: str) -> CodeArchive:
         raise UsageError(f"--code {folder}: there are no files in {root}", "--code . is the current folder")
     packed, keys = _pack(root, chosen.files)
     left_out = [*chosen.secrets, *keys]
-    commit = _git(root, "rev-parse", "--verify", "HEAD", check=False).strip() if by_git else ""
+    commit = _run_git(root, "rev-parse", "--verify", "HEAD", check=False).strip() if by_git else ""
     clean = bool(commit) and _is_clean(root, chosen)
     sha = hashlib.sha256(packed).hexdigest()
     return CodeArchive(
@@ -99,8 +99,8 @@ _SIZE_HINT = "list data in .gitignore, and keep it where all hosts see it"
 
 def _is_clean(root: str, chosen: CodeFiles) -> bool:
     """Whether the chosen files are equal to those of the git commit."""
-    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    return not _git(root, "diff", "--name-only", "HEAD", "--", ".") and not {*untracked} & {
+    untracked = _run_git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return not _run_git(root, "diff", "--name-only", "HEAD", "--", ".") and not {*untracked} & {
         file.path for file in chosen.files
     }
 
@@ -173,8 +173,8 @@ def _list_all(root: str) -> Iterator[CodeFile]:
 def _list_by_git(root: str, prefix: str = "") -> Iterator[CodeFile]:
     """List the files that git tracks or does not ignore, also in submodules and in repositories within this one."""
     folder = os.path.join(root, prefix)
-    tracked = _git(folder, "ls-files", "-z", "--cached", "--recurse-submodules")
-    others = _git(folder, "ls-files", "-z", "--others", "--exclude-standard")
+    tracked = _run_git(folder, "ls-files", "-z", "--cached", "--recurse-submodules")
+    others = _run_git(folder, "ls-files", "-z", "--others", "--exclude-standard")
     for path in filter(None, f"{tracked}{others}".split("\0")):
         if path.endswith("/"):
             yield from _list_by_git(root, prefix + path)
@@ -189,10 +189,10 @@ def _is_in_repository(root: str) -> bool:
         if folder == os.path.dirname(folder):
             return False
         folder = os.path.dirname(folder)
-    return folder == root or not _git(folder, "check-ignore", "--", root, check=False)
+    return folder == root or not _run_git(folder, "check-ignore", "--", root, check=False)
 
 
-def _git(folder: str, *words: str, check: bool = True) -> str:
+def _run_git(folder: str, *words: str, check: bool = True) -> str:
     """Run git in a folder, without the variables that a git hook has set; return its output. Raises UsageError."""
     argv = ["git", "--no-optional-locks", "-C", folder, *words]
     try:

@@ -50,7 +50,7 @@ def find_copy(parent: str, name: str) -> str | None:
             return None
         if not changed_files(folder):
             with suppress(OSError):
-                os.utime(_list_path(folder))  # its last use
+                os.utime(_file_list_path(folder))  # its last use
             return folder
     return None
 
@@ -71,7 +71,7 @@ def make_copy(parent: str, sha: str, name: str, data: bytes) -> str:
         new = tempfile.mkdtemp(prefix=".new-", dir=parent)
         files = list(_unpack(packed, new))
         for folder in _folders(parent, name):
-            _write_list(folder, files)
+            _write_file_list(folder, files)
             try:
                 os.rename(new, folder)
             except OSError:
@@ -92,19 +92,19 @@ def make_copy(parent: str, sha: str, name: str, data: bytes) -> str:
 def changed_files(folder: str) -> list[str]:
     """List the files of the code that were changed in a copy, or are missing there."""
     try:
-        copied, found = _read_list(folder), dict(_describe_files(folder))
+        copied, found = _read_file_list(folder), dict(_describe_files(folder))
     except (OSError, ValueError):
-        return [_list_path(folder)]
+        return [_file_list_path(folder)]
     return [path for path in copied if copied[path] != found.get(path)]
 
 
 def written_files(folder: str) -> list[str]:
     """List the files that programs have created or changed in a copy, except for bytecode."""
     try:
-        copied = _read_list(folder)
+        copied = _read_file_list(folder)
         return sorted(path for path, about in _describe_files(folder) if copied.get(path) != about)
     except (OSError, ValueError):
-        return [_list_path(folder)]
+        return [_file_list_path(folder)]
 
 
 def remove_copy(folder: str) -> list[str]:
@@ -115,7 +115,7 @@ def remove_copy(folder: str) -> list[str]:
         return written
     with suppress(OSError):
         shutil.rmtree(folder)
-        os.unlink(_list_path(folder))
+        os.unlink(_file_list_path(folder))
     return []
 
 
@@ -133,7 +133,7 @@ def remove_unused(parent: str) -> None:
             if name.startswith(".new-"):
                 if os.lstat(folder).st_mtime < time.time() - KEPT_S:
                     shutil.rmtree(folder)
-            elif os.path.isdir(folder) and os.lstat(_list_path(folder)).st_mtime < time.time() - KEPT_S:
+            elif os.path.isdir(folder) and os.lstat(_file_list_path(folder)).st_mtime < time.time() - KEPT_S:
                 fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,18 +147,18 @@ def _folders(parent: str, name: str) -> Iterator[str]:
     return (os.path.join(parent, f"{name}{number}") for number in numbers)
 
 
-def _list_path(folder: str) -> str:
+def _file_list_path(folder: str) -> str:
     """Return the path of the file, beside a copy, that lists the files of the copy."""
     return f"{folder}.files"
 
 
-def _read_list(folder: str) -> dict[str, tuple[int, str | None]]:
-    with open(_list_path(folder)) as file:
+def _read_file_list(folder: str) -> dict[str, tuple[int, str | None]]:
+    with open(_file_list_path(folder)) as file:
         return {path: (size, link) for path, size, link in json.load(file)}
 
 
-def _write_list(folder: str, files: list[tuple[str, int, str | None]]) -> None:
-    path = _list_path(folder)
+def _write_file_list(folder: str, files: list[tuple[str, int, str | None]]) -> None:
+    path = _file_list_path(folder)
     if not os.path.exists(path):
         new = f"{path}.{os.getpid()}"
         with open(new, "w") as file:

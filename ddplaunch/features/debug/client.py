@@ -8,7 +8,14 @@ import signal
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.tty import Keyboard, can_move_cursor, in_foreground, is_interactive, restore_terminal, window_size
+from ddplaunch.base.tty import (
+    Keyboard,
+    can_move_cursor,
+    in_foreground,
+    is_interactive,
+    keep_terminal_settings,
+    window_size,
+)
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, open_request
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.debug.messages import MAX_INPUT_BYTES, KeyInput, TerminalResized, UserOutput
@@ -40,15 +47,17 @@ class DebugClient:
 
     def run(self) -> int:
         """Send the user's input until the user leaves or the job ends; return the exit code."""
-        with restore_terminal():
+        with keep_terminal_settings():
             self._loop.add_signal_handlers(
                 [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], self._on_signal
             )
             if self._at_terminal:
                 self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._suspend())
-                self._loop.add_signal_handlers([signal.SIGWINCH, signal.SIGCONT], lambda number: self._restore())
+                self._loop.add_signal_handlers(
+                    [signal.SIGWINCH, signal.SIGCONT], lambda number: self._restore_terminal()
+                )
                 if not in_foreground(0):
-                    self._restore()
+                    self._restore_terminal()
             self._watch_input()
             while self._code is None or not (self._output.is_drained or self._code >= EXIT_SIGNAL):
                 self._loop.run_once()
@@ -90,7 +99,7 @@ class DebugClient:
         self._keyboard.stop()
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _restore(self) -> None:
+    def _restore_terminal(self) -> None:
         """Called when the terminal is resized or this client is resumed: read keys, and send the terminal's size."""
         self._start_keyboard()
         self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))

@@ -25,7 +25,7 @@ from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.observe.diagnosis.inspection import Detail
 from ddplaunch.observe.request import InspectJobRequest
-from ddplaunch.system.clusters.host_spec import read_hosts
+from ddplaunch.system.clusters.host_spec import parse_hosts
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
@@ -90,7 +90,7 @@ def _host_of_rank(path: str, rank: int) -> str:
 
 def _choose_host(text: str, run: str | None, rank: int | None) -> str:
     """Choose the host of ``--hosts`` to connect to: the one that runs the rank."""
-    hosts = [each.destination for each in read_hosts(text)]
+    hosts = [each.destination for each in parse_hosts(text)]
     if len(hosts) == 1:
         return hosts[0]
     if rank is None:

@@ -27,7 +27,7 @@ from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
 from ddplaunch.observe.diagnosis.stall_check import describe_locations
 from ddplaunch.observe.rpc import inspect_job
-from ddplaunch.system.processes.proc_utils import is_caught
+from ddplaunch.system.processes.proc_utils import catches_signal
 
 SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
 STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops
@@ -183,9 +183,9 @@ class DebugServer:
                     self.pause_rank(rank)
             case messages.QuitRequested():
                 self._on_quit(rank)
-        self._call_user(lambda user: user.on_message(message))
+        self._call_controlling_user(lambda user: user.on_message(message))
         debuggee.is_stepping &= debuggee.stopped is None
-        self._report_active()
+        self._report_hold()
 
     def _on_quit(self, rank: int) -> None:
         self._notify(f"rank {rank}: q in the debugger ends the job")
@@ -195,7 +195,7 @@ class DebugServer:
         """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
             debuggee.terminal = debuggee.terminal or RankTerminal(
-                self.loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
+                self.loop, lambda data: self._call_controlling_user(lambda user: user.on_terminal_output(rank, data))
             )
             return debuggee.terminal.path
         except OSError as error:
@@ -209,9 +209,9 @@ class DebugServer:
         if debuggee.terminal:
             debuggee.end_terminal()
             debuggee.prompt = ""
-            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, debuggee.stopped))
+            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt_debugger, rank, debuggee.stopped))
 
-    def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
+    def _interrupt_debugger(self, rank: int, stopped: messages.RankStopped | None) -> None:
         each = self._known.get(rank)
         if stopped and each and each.stopped is stopped:
             self._send_signal(rank)
@@ -222,7 +222,7 @@ class DebugServer:
             self._ranks and self._ranks.channels.get(rank),
             self._ranks and self._ranks.processes.get(rank),
         )
-        if process and channel and is_caught(process.pid, number := channel.signals.get("debug", 0)):
+        if process and channel and catches_signal(process.pid, number := channel.signals.get("debug", 0)):
             process.send(number)
 
     def _announce_stop(self, stopped: messages.RankStopped) -> None:
@@ -253,15 +253,15 @@ class DebugServer:
         each.end_terminal()
         if each.is_active:
             each.set_running(steps=False)
-            self._call_user(lambda user: user.on_message(messages.RankResumed(rank)))
-            self._report_active()
+            self._call_controlling_user(lambda user: user.on_message(messages.RankResumed(rank)))
+            self._report_hold()
 
-    def _report_active(self) -> None:
+    def _report_hold(self) -> None:
         if self.is_active != self._reported_active:
             self._reported_active = self.is_active
             if self._ranks is not None:
                 self._send(HoldChanged(self._ranks.number, self._reported_active))
-                self._ranks.set_holding(self._reported_active)
+                self._ranks.set_waits_for_user(self._reported_active)
 
     def _inspect_timeouts(self, stopped: messages.RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
@@ -294,7 +294,7 @@ class DebugServer:
         for rank, debuggee in self._known.items():
             debuggee.connection.send(messages.AttachUser(rank))
             debuggee.detached = False
-        self._call_user(lambda user: user.on_attached())
+        self._call_controlling_user(lambda user: user.on_attached())
 
     def detach_user(self, user: DebugUser) -> None:
         """Called when a user has left: if the user was in control, resume the ranks that are in their debugger."""
@@ -307,7 +307,7 @@ class DebugServer:
             if is_current and each.is_active:
                 self._resume_rank(rank, each)
                 each.detached, each.is_stepping = True, False
-        self._report_active()
+        self._report_hold()
 
     def has_control(self, user: DebugUser) -> bool:
         return bool(self._users) and self._users[-1] is user
@@ -318,7 +318,7 @@ class DebugServer:
             return {}
         return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.is_leaving}
 
-    def _call_user(self, call: Callable[[DebugUser], None]) -> None:
+    def _call_controlling_user(self, call: Callable[[DebugUser], None]) -> None:
         """Call a method of the user in control."""
         if self._users:
             user = self._users[-1]
@@ -367,7 +367,7 @@ class DebugServer:
             return self._on_quit(rank)
         text = f"rank {rank} is in {debuggee.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
         debuggee.prompt = prompt
-        self._call_user(
+        self._call_controlling_user(
             lambda user: user.on_message(messages.DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt))
         )
 
@@ -387,13 +387,13 @@ class DebugServer:
         if not 0 <= rank < ranks.plan.world_size:
             refusal = f"there is no rank {rank}: this job has {format_rank_range(0, ranks.plan.world_size - 1)}"
         elif all(rank != local.rank for local in ranks.plan.local_ranks):
-            return self._inspect(partial(self._report_busy_rank, rank))
+            return self._inspect(partial(self._refuse_remote_rank, rank))
         elif process is None:
             refusal = f"rank {rank} is not running"
-        elif not is_caught(process.pid, number):
+        elif not catches_signal(process.pid, number):
             refusal = f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
         if refusal or process is None:
-            return self._call_user(lambda user: user.refuse(refusal))
+            return self._call_controlling_user(lambda user: user.refuse(refusal))
         self._pausing.add(rank)
         if debuggee:
             debuggee.detached = False
@@ -401,12 +401,12 @@ class DebugServer:
         process.send(number)
         self.loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
 
-    def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:
+    def _refuse_remote_rank(self, rank: int, inspection: Inspection) -> None:
         assert self._ranks is not None
         found = inspection.by_number.get(rank)
         where = f"on {found.host}" if found and found.host else "on its own node"
         command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
-        self._call_user(lambda user: user.refuse(f"rank {rank} is on another node: run {command} {where}"))
+        self._call_controlling_user(lambda user: user.refuse(f"rank {rank} is on another node: run {command} {where}"))
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
@@ -418,7 +418,7 @@ class DebugServer:
         if rank in self._pausing and found is not None:
             place = describe_locations([found]) or "in native code"
             text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
-            self._call_user(lambda user: user.show_note(text))
+            self._call_controlling_user(lambda user: user.show_note(text))
 
 
 def _listen_at(path: str) -> socket.socket:

@@ -70,7 +70,7 @@ class DebuggerPrompt:
         return self._server.debuggees_of(self)
 
     @property
-    def _selected(self) -> Debuggee | None:
+    def _selected_debuggee(self) -> Debuggee | None:
         return None if self._current is None else self._ranks.get(self._current)
 
     # ----------------------------------------------------------------------------------------------------- of the ranks
@@ -152,7 +152,7 @@ class DebuggerPrompt:
         self._awaited.discard(rank)
         if self._replies is not None and not self._awaited:
             replies, self._replies = self._replies, None
-            self._terminal.show(group_replies(replies))
+            self._terminal.show(format_replies(replies))
 
     def on_terminal_output(self, rank: int, data: bytes) -> None:
         if self._lent_to == rank:
@@ -181,9 +181,9 @@ class DebuggerPrompt:
         """Called when the size of the terminal has changed, or its row is to be drawn again."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._server.loop.call_later(TURN_S, self.guard(self._on_turn))
+            self._server.loop.call_later(TURN_S, self.guard(self._on_redraw_timer))
 
-    def _on_turn(self) -> None:
+    def _on_redraw_timer(self) -> None:
         self._turn_is_due = False
         if self._lent_to is not None:
             self._server.resize_terminal(self._lent_to, *self._terminal.size)
@@ -258,7 +258,7 @@ class DebuggerPrompt:
 
     def _line_prompt(self) -> str:
         """Return the prompt of the selected rank if a queued line can be sent to it now; else ""."""
-        selected = self._selected
+        selected = self._selected_debuggee
         if not self._lines or self._awaited or any(each.is_arriving for each in self._ranks.values()):
             return ""
         return selected.prompt if selected else ""
@@ -318,15 +318,15 @@ class DebuggerPrompt:
     # ---------------------------------------------------------------------------------------------------- what is shown
 
     def _draw(self) -> None:
-        if not self._lend_terminal():
-            each, columns = self._selected, self._terminal.size[0]
+        if not self._show_debugger_terminal():
+            each, columns = self._selected_debuggee, self._terminal.size[0]
             prompt = each.prompt if each and columns and not self._awaited else ""
             row = self._editor.render(prompt, columns) if prompt else ""
             self._terminal.show_row(row.encode(errors="replace"), reads_keys=bool(self._ranks))
 
-    def _lend_terminal(self) -> bool:
+    def _show_debugger_terminal(self) -> bool:
         """Show the terminal of the selected rank's debugger, if it has one; return whether it is shown."""
-        debuggee, rank = self._selected, self._current
+        debuggee, rank = self._selected_debuggee, self._current
         if not (debuggee and debuggee.tool) or self._has_escaped or self._awaited or self._terminal.is_pipe:
             rank = None
         if rank == self._lent_to:
@@ -347,7 +347,7 @@ class DebuggerPrompt:
         return True
 
 
-def group_replies(replies: dict[int, str]) -> str:
+def format_replies(replies: dict[int, str]) -> str:
     """Format the replies of ranks: equal replies once, with the ranks that gave them."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(replies.items()):

@@ -19,7 +19,7 @@ from ddplaunch.base.types import Name, TextLine, parse
 from ddplaunch.features.doctor.benchmark import SIZES
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
 from ddplaunch.features.doctor.checks.kernel import is_cpu_time_short
-from ddplaunch.features.doctor.examination import DoctorResults, largest_bus_bandwidth
+from ddplaunch.features.doctor.examination import DoctorResults, bandwidth_of_largest_size
 from ddplaunch.features.doctor.findings import format_flops, join_node_names
 
 MAX_BYTES = 16 << 20
@@ -99,7 +99,7 @@ def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
         if len(speed.seconds) > 1 and not speed.error:
             hosts = tuple(map(examination.name, speed.nodes))
             large = "large " if len(speed.seconds) > len(SIZES) else ""
-            yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", largest_bus_bandwidth(speed))
+            yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", bandwidth_of_largest_size(speed))
             yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
 
 

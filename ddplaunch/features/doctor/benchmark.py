@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.types import Count, Name, NonNegativeFloat, Size, TaggedMessage, TextLine, parse
 from ddplaunch.features.doctor.checks.torch import read_torch
-from ddplaunch.features.doctor.probe import start_output
+from ddplaunch.features.doctor.probe import start_json_output
 
 SIZES = (4, 1 << 20, 16 << 20)  # bytes; the first one measures latency
 LARGE_SIZES = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
@@ -75,7 +75,7 @@ class CollectiveTimes(TaggedMessage, frozen=True):
 def main() -> None:
     """Run tasks until stdin ends."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    reply = start_output()
+    reply = start_json_output()
     reply(read_torch())
     request = parse(sys.stdin.readline(), PrepareDevices)
     (device,) = request.devices
@@ -133,20 +133,20 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
         timeout=timedelta(seconds=TASK_TIMEOUT_S / 2),
     )
 
-    def agree(value: float, how: Any) -> float:
+    def reduce_over_ranks(value: float, how: Any) -> float:
         agreed: Any = torch.tensor([value], dtype=torch.float64, device=device)
         dist.all_reduce(agreed, op=how)
         return float(agreed.item())
 
     try:
         most = [task.max_tensor_bytes, *([torch.cuda.mem_get_info(device)[0] // 4] if cuda else [])]
-        max_bytes = agree(min(most), dist.ReduceOp.MIN)
+        max_bytes = reduce_over_ranks(min(most), dist.ReduceOp.MIN)
         best_times: list[float] = []
         for size, repeats in zip(ALL_SIZES, REPEATS_PER_SIZE, strict=True):
             expected = best_times[-1] * size / max(ALL_SIZES[len(best_times) - 1], 1 << 16) if best_times else 0.0
             if size > max_bytes or expected > MAX_REPEAT_S:
                 break
-            operate = _operation(task.name, size, task.world_size, device)
+            operate = _make_operation(task.name, size, task.world_size, device)
             operate()  # the first call connects
             times = []
             for _ in range(repeats):
@@ -155,13 +155,13 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
                 operate()
                 _wait_for(device)
                 times.append(time.perf_counter() - began)
-            best_times.append(agree(min(times), dist.ReduceOp.MAX))  # so that all ranks continue, or none
+            best_times.append(reduce_over_ranks(min(times), dist.ReduceOp.MAX))  # so that all ranks continue, or none
         return best_times
     finally:
         dist.destroy_process_group()
 
 
-def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
+def _make_operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
     """Return a function that runs a collective; ``size``: bytes of the tensor with all ranks' parts."""
     import torch
 

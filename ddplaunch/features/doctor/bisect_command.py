@@ -19,9 +19,9 @@ from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize
 from ddplaunch.base.text import format_count, format_elapsed, group_consecutive
 from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.option_values import number_reader, parse_seconds
+from ddplaunch.core.option_values import make_number_parser, parse_seconds
 from ddplaunch.features.doctor import command_run
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
 from ddplaunch.system.clusters.host_spec import Host, read_host_options
@@ -34,7 +34,7 @@ SKIP_EXIT_CODE = 125
 _HOSTS, _NNODES = "{hosts}", "{nnodes}"
 _LAST_LINE = 120  # characters of a failed run's last line that are shown
 _TAIL_BYTES = 4096  # of the end of the log, where it is searched
-_read_timeout = number_reader(parse_seconds, 1e-9, WEEK_S, "a time up to a week, like 90 (seconds) or 10m")
+_read_timeout = make_number_parser(parse_seconds, 1e-9, WEEK_S, "a time up to a week, like 90 (seconds) or 10m")
 _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hosts} check.py"
 
 
@@ -62,7 +62,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     """
     if not command:
         raise UsageError("missing COMMAND", _EXAMPLE)
-    current_directory()  # raises UsageError if the runs would have none
+    require_current_folder()  # raises UsageError if the runs would have none
     if shutil.which(command[0]) is None:
         raise UsageError(f"command not found: {command[0]}", _EXAMPLE)
     runner = BisectRunner(_hosts(hosts, hostfile), command, timeout)

@@ -20,7 +20,7 @@ from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.host_connector import NodeCommand
 from ddplaunch.cli.lookup.remote_jobs import find_host_connector
-from ddplaunch.core.option_values import number_reader, parse_seconds
+from ddplaunch.core.option_values import make_number_parser, parse_seconds
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
 from ddplaunch.features.doctor.bisect_command import bisect
@@ -39,7 +39,7 @@ from ddplaunch.system.plan.launch_command import forwarded_variables, python_com
 from ddplaunch.system.plan.rendezvous import locate_store
 
 HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long a host counts as lost
-_read_timeout = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 90 (seconds) or 10m")
+_read_timeout = make_number_parser(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 90 (seconds) or 10m")
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
@@ -97,7 +97,7 @@ def doctor(
     small all_reduce. Changes nothing and takes half a minute. The exit code is 1 if a job would fail.
     """
     if ctx.invoked_subcommand is not None:
-        _check_before_bisect(ctx)
+        _reject_options_before_bisect(ctx)
         return 0
     hosts_option = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
     manual = _parse_manual_nodes(nnodes, node_rank, master_addr, hosts_option)
@@ -113,7 +113,7 @@ def doctor(
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         if manual:
-            return _run_manual(loop, *manual, master_port, join_timeout, options)
+            return _run_manual_node(loop, *manual, master_port, join_timeout, options)
         commands = _local_command() if nnodes else _slurm_commands() or _local_command()
     else:
         connector = find_host_connector(hosts_option or "--hosts")
@@ -130,7 +130,7 @@ def doctor(
 doctor.add_command(bisect)
 
 
-def _check_before_bisect(ctx: click.Context) -> None:
+def _reject_options_before_bisect(ctx: click.Context) -> None:
     """Raise UsageError for an option of ``doctor`` before ``bisect``, which has its own options."""
     for option in ctx.command.params:
         if option.name and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
@@ -216,7 +216,7 @@ def _examine(
     return code
 
 
-def _run_manual(
+def _run_manual_node(
     loop: EventLoop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, options: DoctorOptions
 ) -> int:
     """Run on one of several nodes that the user starts by hand: node 0 examines all nodes, the others reply to it."""

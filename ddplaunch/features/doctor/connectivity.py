@@ -153,7 +153,7 @@ def new_nonce() -> str:
     return secrets.token_hex(NONCE_BYTES // 2)
 
 
-def max_duration(count: int) -> float:
+def max_connect_duration_s(count: int) -> float:
     """The longest time in seconds that ``count`` connection attempts can take."""
     return (1 + count // _MAX_CONCURRENT) * _ATTEMPTS_TIMEOUT_S
 
@@ -163,13 +163,13 @@ PING_TIMEOUT_S = _ATTEMPTS_TIMEOUT_S + _LOSSY_TIMEOUT_S
 STREAM_TIMEOUT_S = _ATTEMPTS_TIMEOUT_S + LARGE_REPLY_TIMEOUT_S + max(_STREAM_TIMES_S)
 
 
-def test_paths(addresses: Sequence[tuple[str, int]], nonce: str) -> tuple[ConnectResult, ...]:
+def try_connections(addresses: Sequence[tuple[str, int]], nonce: str) -> tuple[ConnectResult, ...]:
     """Test connections to these addresses, many at once."""
     with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
-        return tuple(pool.map(lambda address: _test_path(address, nonce.encode()), addresses))
+        return tuple(pool.map(lambda address: _try_connection(address, nonce.encode()), addresses))
 
 
-def _test_path(address: tuple[str, int], nonce: bytes) -> ConnectResult:
+def _try_connection(address: tuple[str, int], nonce: bytes) -> ConnectResult:
     reached = _connect(address, nonce + _REACH_BYTE)
     if reached.connection:
         reached.connection.close()
@@ -291,7 +291,7 @@ def measure_stream(address: tuple[str, int], nonce: str) -> StreamResult | None:
             _receive(connection, 1, LARGE_REPLY_TIMEOUT_S)
         except (OSError, EOFError):
             return StreamResult(False, None)
-        completed = _send_rest(connection)
+        completed = _send_rest_of_stream(connection)
         seconds = time.monotonic() - began
         if (counts := _read_tcp_counters(connection)) is None:
             return StreamResult(True, _STREAM / seconds if completed else None)
@@ -300,7 +300,7 @@ def measure_stream(address: tuple[str, int], nonce: str) -> StreamResult | None:
         return StreamResult(True, counts.arrived / max(_TICK, counts.busy / 1e6 - slow_start))
 
 
-def _send_rest(connection: socket.socket) -> bool:
+def _send_rest_of_stream(connection: socket.socket) -> bool:
     """Send the rest of the stream; return whether all of it arrived in time."""
     counts = _read_tcp_counters(connection)
     least, most = _STREAM_TIMES_S

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import TaggedMessage
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import (
@@ -22,7 +22,7 @@ from ddplaunch.features.doctor.connectivity import (
     ListenReply,
     Outcome,
     PingResult,
-    max_duration,
+    max_connect_duration_s,
     new_nonce,
 )
 from ddplaunch.features.doctor.flows import Flow, Pair, nodes_to_skip
@@ -130,7 +130,7 @@ class Examiner:
         """
         self._loop, self._peers, self._address, self._ports = loop, peers, address, ports
         self._report_progress = on_progress
-        self._cwd = os.fsencode(current_directory())
+        self._cwd = os.fsencode(require_current_folder())
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
         self._found = [ExaminedNode(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
@@ -138,7 +138,7 @@ class Examiner:
     def examine(self) -> DoctorResults:
         """Run all tests. Every wait has a deadline; nodes that do not answer are excluded from later tests."""
         self._collect_facts()
-        paths = self._test_paths() if len(self._responding_nodes()) > 1 else ()
+        paths = self._test_connections() if len(self._responding_nodes()) > 1 else ()
         flows = self._measure_flows(paths)
         powers, speeds = self._measure(paths, flows)
         return DoctorResults(tuple(self._found), self._ports, paths, flows, powers, speeds)
@@ -163,10 +163,10 @@ class Examiner:
             if isinstance(peer.answer, kind):
                 answers[node] = peer.answer
             else:
-                self._exclude(node, peer.error or timeout_text(timeout_s))
+                self._exclude_node(node, peer.error or timeout_text(timeout_s))
         return answers
 
-    def _exclude(self, node: int, why: str) -> None:
+    def _exclude_node(self, node: int, why: str) -> None:
         self._found[node] = replace(self._found[node], trouble=why)
 
     def _collect_facts(self) -> None:
@@ -178,7 +178,7 @@ class Examiner:
             if _is_plausible(facts):
                 self._found[node] = replace(self._found[node], facts=facts)
             else:
-                self._exclude(node, UNREADABLE_REPLY_ERROR)
+                self._exclude_node(node, UNREADABLE_REPLY_ERROR)
         readings: dict[int, list[tuple[float, float]]] = {}
         for _ in range(_CLOCK_READINGS):
             questions = dict.fromkeys(self._responding_nodes(), messages.GetTime())
@@ -189,9 +189,9 @@ class Examiner:
         ahead = {node: gap for node, (took, gap) in fastest.items() if took < _MAX_CLOCK_ROUND_TRIP_S}
         for node in ahead:
             self._found[node] = replace(self._found[node], clock=ahead[node] - ahead[min(ahead)])
-        self._find_node_zero()
+        self._correct_node_zero_route()
 
-    def _find_node_zero(self) -> None:
+    def _correct_node_zero_route(self) -> None:
         """Replace node 0's route by that to the address that others use, if node 0 resolves its own name to loopback.
 
         Debian's installer maps that name to 127.0.1.1 in /etc/hosts. A job also uses the address that others reach.
@@ -206,7 +206,7 @@ class Examiner:
             if 0 in routed and (link := routed[0].link):
                 self._found[0] = replace(self._found[0], facts=replace(facts, link=link))
 
-    def _test_paths(self) -> tuple[PathResult, ...]:
+    def _test_connections(self) -> tuple[PathResult, ...]:
         self._report_progress("testing connectivity between the nodes")
         questions = dict.fromkeys(self._responding_nodes(), messages.ListenOnPorts(self._ports))
         listening_nodes = self._query(questions, ListenReply, REPLY_TIMEOUT_S)
@@ -236,10 +236,10 @@ class Examiner:
             source: messages.ConnectTo(tuple((address, port) for _, address, port in each))
             for source, each in targets.items()
         }
-        seconds = max_duration(max(map(len, targets.values()), default=0))
+        seconds = max_connect_duration_s(max(map(len, targets.values()), default=0))
         for source, answer in self._query(questions, messages.ConnectReply, seconds).items():
             if len(answer.tried) != len(targets[source]):
-                self._exclude(source, UNREADABLE_REPLY_ERROR)
+                self._exclude_node(source, UNREADABLE_REPLY_ERROR)
                 continue
             for (target, _, port), tried in zip(targets[source], answer.tried, strict=True):
                 yield source, target, port, tried
@@ -303,7 +303,7 @@ class Examiner:
         with_torch = [
             node
             for node, each in facts.items()
-            if each and each.torch and not each.loopback and not self._names_missing_interface(node, each)
+            if each and each.torch and not each.loopback and not self._uses_missing_interface(node, each)
         ]
         if not with_torch:
             return (), ()
@@ -333,10 +333,12 @@ class Examiner:
 
     def _remeasure_slow_pairs(self, pairs: dict[tuple[int, ...], CollectiveResult]) -> None:
         """Measure slow pairs again, alone: concurrent pairs may have slowed them. If so, drop other slow results."""
-        slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=largest_bus_bandwidth)
+        slow = sorted(
+            (each for each in slow_pairs(list(pairs.values())) if not each.error), key=bandwidth_of_largest_size
+        )
         for each in slow[:MAX_REMEASURED_PAIRS]:
             for nodes, again in self._measure_in_groups([each.nodes], most=1).items():
-                pairs[nodes] = max(each, again, key=largest_bus_bandwidth)
+                pairs[nodes] = max(each, again, key=bandwidth_of_largest_size)
         still = {each.nodes for each in slow_pairs(list(pairs.values()))}
         if not still.issuperset(each.nodes for each in slow[:MAX_REMEASURED_PAIRS]):
             for each in slow[MAX_REMEASURED_PAIRS:]:
@@ -384,7 +386,7 @@ class Examiner:
     def _backend_for(self, node: int) -> str:
         return "gloo" if self._devices_for(node)[0] == "cpu" else "nccl"
 
-    def _names_missing_interface(self, node: int, facts: NodeFacts) -> bool:
+    def _uses_missing_interface(self, node: int, facts: NodeFacts) -> bool:
         """Whether a variable of gloo or NCCL on a node names a missing interface: its collectives would fail."""
         return any(each.startswith(self._backend_for(node).upper()) for each in facts.unknown_interfaces)
 
@@ -422,7 +424,7 @@ def bus_bandwidth(speed: CollectiveResult, index: int) -> float | None:
     return passes * (speed.ranks - 1) / speed.ranks * benchmark.ALL_SIZES[index] / speed.seconds[index]
 
 
-def largest_bus_bandwidth(speed: CollectiveResult) -> float:
+def bandwidth_of_largest_size(speed: CollectiveResult) -> float:
     """The bandwidth of the largest measured size: small ones may fit into a buffer on the path. 0 if it failed."""
     return bus_bandwidth(speed, len(speed.seconds) - 1) or 0.0 if len(speed.seconds) > 1 else 0.0
 
@@ -430,9 +432,9 @@ def largest_bus_bandwidth(speed: CollectiveResult) -> float:
 def slow_pairs(speeds: Sequence[CollectiveResult], share: float = SLOW_FRACTION) -> Iterator[CollectiveResult]:
     """Yield the pairs of nodes that are much slower than the best, and those that failed."""
     pairs = [speed for speed in speeds if len(speed.nodes) == 2]
-    rates = sorted(map(largest_bus_bandwidth, pairs))
+    rates = sorted(map(bandwidth_of_largest_size, pairs))
     best = rates[len(rates) * 3 // 4] if rates else 0.0  # not the maximum: a few pairs were measured again, alone
-    yield from (each for each in pairs if largest_bus_bandwidth(each) < share * best)
+    yield from (each for each in pairs if bandwidth_of_largest_size(each) < share * best)
 
 
 def round_robin_pairs(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:

@@ -58,7 +58,7 @@ class FaultSearch:
     def excluded_hosts(self) -> Hosts:
         """The hosts that a job should exclude."""
         found = () if self.fails_everywhere else self.faults
-        return self._sorted(host for fault in found for host in fault.left_out or fault.hosts)
+        return self._sort_hosts(host for fault in found for host in fault.left_out or fault.hosts)
 
     def run(self) -> Trials[None]:
         """Find one fault after the other, and leave its hosts out, until the remaining hosts pass."""
@@ -71,25 +71,25 @@ class FaultSearch:
             if self._never_passes():
                 self.fails_everywhere = True
                 return
-            faulty = self._sorted((yield from self._minimize(rest, ())))
+            faulty = self._sort_hosts((yield from self._minimize_faulty_hosts(rest, ())))
             if (yield from self._fails_always(faulty)):
                 self.faults.append(HostFault(faulty))
             else:
                 self.flaky.append(faulty)
             rest = tuple(host for host in rest if host not in faulty)
         self.fails_everywhere = bool(self.faults) and TrialResult.PASSED not in self._known.values()
-        yield from self._readmit()
+        yield from self._readmit_hosts()
 
-    def _minimize(self, hosts: Hosts, others: Hosts) -> Trials[Hosts]:
+    def _minimize_faulty_hosts(self, hosts: Hosts, others: Hosts) -> Trials[Hosts]:
         """Find a minimal subset of ``hosts`` that fails together with ``others``; all ``hosts`` together do fail."""
         if len(hosts) == 1:
             return hosts
         halves = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
         for half in halves:
             if (yield from self._result_for(half + others)) is TrialResult.FAILED:
-                return (yield from self._minimize(half, others))
-        some = yield from self._minimize(halves[0], halves[1] + others)
-        return some + (yield from self._minimize(halves[1], some + others))
+                return (yield from self._minimize_faulty_hosts(half, others))
+        some = yield from self._minimize_faulty_hosts(halves[0], halves[1] + others)
+        return some + (yield from self._minimize_faulty_hosts(halves[1], some + others))
 
     def _fails_always(self, hosts: Hosts) -> Trials[bool]:
         while self._failures[frozenset(hosts)] < FAILURES_TO_BLAME:
@@ -103,7 +103,7 @@ class FaultSearch:
         found = [len(fault.hosts) for fault in self.faults]
         return len(found) >= MAX_FAULTS and passed < min(found)
 
-    def _readmit(self) -> Trials[None]:
+    def _readmit_hosts(self) -> Trials[None]:
         """Of the hosts that fail together, add to the good hosts those that pass together with the good hosts."""
         for index, fault in enumerate(self.faults):
             good, out = self.good_hosts or (), fault.hosts
@@ -117,8 +117,8 @@ class FaultSearch:
                 out = failed or fault.hosts[-1:]  # without any one of them they pass
                 readmitted = tuple(host for host in fault.hosts if host not in out)
                 if len(readmitted) > 1 and (yield from self._result_for(good + readmitted)) is not TrialResult.PASSED:
-                    readmitted, out = readmitted[:1], self._sorted({*out, *readmitted[1:]})
-                self.good_hosts = self._sorted(good + readmitted)
+                    readmitted, out = readmitted[:1], self._sort_hosts({*out, *readmitted[1:]})
+                self.good_hosts = self._sort_hosts(good + readmitted)
                 fault = replace(fault, with_others=bool(failed))
             self.faults[index] = replace(fault, left_out=out)
 
@@ -132,10 +132,10 @@ class FaultSearch:
         return (yield from self._run_trial(hosts))
 
     def _run_trial(self, hosts: Hosts) -> Trials[TrialResult]:
-        trial = yield self._sorted(hosts)
+        trial = yield self._sort_hosts(hosts)
         self._known[frozenset(hosts)] = trial
         self._failures[frozenset(hosts)] += trial is TrialResult.FAILED
         return trial
 
-    def _sorted(self, hosts: Iterable[str]) -> Hosts:
+    def _sort_hosts(self, hosts: Iterable[str]) -> Hosts:
         return tuple(sorted(hosts, key=self._index.__getitem__))

@@ -17,7 +17,7 @@ from ddplaunch.features.doctor.examination import (
     DoctorResults,
     ExaminedNode,
     PathResult,
-    largest_bus_bandwidth,
+    bandwidth_of_largest_size,
     slow_pairs,
 )
 from ddplaunch.features.doctor.flows import Pair, flow_findings, lossy_pairs
@@ -36,7 +36,7 @@ _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
     """Return all findings on an examination and those in ``more``, by severity, then in the order of the nodes."""
-    examination = _without_consequences(examination)
+    examination = _without_explained_failures(examination)
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _find_per_node(examination):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
@@ -46,7 +46,7 @@ def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[F
     )
 
 
-def _without_consequences(examination: DoctorResults) -> DoctorResults:
+def _without_explained_failures(examination: DoctorResults) -> DoctorResults:
     """Remove failed collectives of nodes whose variables name a missing interface, which is a finding of its own."""
     wrong = {number for number, node in enumerate(examination.nodes) if node.facts and node.facts.unknown_interfaces}
     if not wrong:
@@ -83,12 +83,12 @@ def _find_across_nodes(examination: DoctorResults) -> Findings:
     for rule in (
         _find_differences,
         _find_variable_differences,
-        _check_machines,
+        _check_duplicate_machines,
         _check_clocks,
         _check_links,
         _check_ports,
         _find_broken_paths,
-        _check_pairs,
+        _find_slow_pairs,
         _find_broken_rails,
     ):
         yield from rule(examination)
@@ -116,7 +116,7 @@ def _find_differences(examination: DoctorResults) -> Findings:
     hints = {Severity.ERROR: "install the same on all nodes"}
     for what, severity, read in COMPARED_FACTS:
         hint = hints.get(severity, "the slowest one sets the speed of the job")
-        yield from _difference(examination, what, severity, read, hint)
+        yield from _find_difference(examination, what, severity, read, hint)
 
 
 _VARIABLES_OF_ONE_NODE = frozenset({"NCCL_HOSTID"})
@@ -134,14 +134,14 @@ def _find_variable_differences(examination: DoctorResults) -> Findings:
     for name in sorted(names - unknown - _VARIABLES_OF_ONE_NODE):
         severity = Severity.NOTE if name in _DEVICE_VARIABLES else Severity.WARNING
         hint = "set the same on all nodes: see the files of their shells"
-        yield from _difference(examination, name, severity, partial(_value_of, name), hint)
+        yield from _find_difference(examination, name, severity, partial(_variable_value, name), hint)
 
 
-def _value_of(name: str, facts: NodeFacts) -> str:
+def _variable_value(name: str, facts: NodeFacts) -> str:
     return dict(facts.network_variables).get(name, "not set")
 
 
-def _difference(
+def _find_difference(
     examination: DoctorResults, what: str, severity: Severity, read: Callable[[NodeFacts], str | None], hint: str
 ) -> Findings:
     """Compare a value of all nodes; yield a finding on the nodes that differ from most of them."""
@@ -213,7 +213,7 @@ def _duplicate_machines(examination: DoctorResults) -> dict[str, str]:
     return {name: first for first, *others in groups for name in others}
 
 
-def _check_machines(examination: DoctorResults) -> Findings:
+def _check_duplicate_machines(examination: DoctorResults) -> Findings:
     for name, first in _duplicate_machines(examination).items():
         yield Finding(Severity.ERROR, name, f"same machine as {first}", "list each machine once")
 
@@ -348,7 +348,7 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def _check_pairs(examination: DoctorResults) -> Findings:
+def _find_slow_pairs(examination: DoctorResults) -> Findings:
     """Report a node if all its pairs are slow or fail; else report each slow pair."""
     pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
     throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
@@ -356,14 +356,14 @@ def _check_pairs(examination: DoctorResults) -> Findings:
     if len(throttled) < len(pairs):  # if all nodes are busy, one may still be slow for another reason
         share = SLOW_FRACTION
         pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in throttled or speed.error}
-    best = max((largest_bus_bandwidth(speed) for speed in pairs.values()), default=0.0)
+    best = max((bandwidth_of_largest_size(speed) for speed in pairs.values()), default=0.0)
     slow = {speed.nodes: speed for speed in slow_pairs(list(pairs.values()), share)}
     slow |= {nodes: speed for nodes, speed in pairs.items() if speed.error is not None}
     reported: set[tuple[int, ...]] = set()
     for node in range(len(examination.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]
         if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
-            fastest = max(own, key=largest_bus_bandwidth)
+            fastest = max(own, key=bandwidth_of_largest_size)
             who = examination.name(node)
             yield _slow_pair_finding(who, "all_reduce with any other node", fastest, best, "its network card, cable")
             reported |= {speed.nodes for speed in own}
@@ -388,15 +388,19 @@ def _find_broken_rails(examination: DoctorResults) -> Findings:
 
 def _find_slow_collectives(examination: DoctorResults) -> Findings:
     """Report collectives that fail, or are slow, only with all nodes at once."""
-    pairs = [largest_bus_bandwidth(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error]
+    pairs = [
+        bandwidth_of_largest_size(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error
+    ]
     for speed in examination.together:
         who = "all nodes at once" if len(speed.nodes) > 1 else examination.name(speed.nodes[0])
         if speed.error and UNSUPPORTED_TEXT not in speed.error:
             yield Finding(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
         throttled = any(_is_throttled(examination, node) for node in speed.nodes)
-        slow = speed.name == "all_reduce" and 0 < largest_bus_bandwidth(speed) < SLOW_FRACTION * min(pairs, default=0.0)
+        slow = speed.name == "all_reduce" and 0 < bandwidth_of_largest_size(speed) < SLOW_FRACTION * min(
+            pairs, default=0.0
+        )
         if len(speed.nodes) > 2 and slow and not throttled:
-            rate = _format_rate(largest_bus_bandwidth(speed))
+            rate = _format_rate(bandwidth_of_largest_size(speed))
             text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
             hint = "check the links between the switches, which pairs do not load, and the routing"
             yield Finding(Severity.WARNING, who, text, hint)
@@ -405,7 +409,7 @@ def _find_slow_collectives(examination: DoctorResults) -> Findings:
 def _slow_pair_finding(subject: str, what: str, speed: CollectiveResult, best: float, where: str) -> Finding:
     if speed.error:
         return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
-    text = f"{what} runs at {_format_rate(largest_bus_bandwidth(speed))}; the best pair at {_format_rate(best)}"
+    text = f"{what} runs at {_format_rate(bandwidth_of_largest_size(speed))}; the best pair at {_format_rate(best)}"
     return Finding(Severity.WARNING, subject, text, f"check {where} and switch port, and what else runs there")
 
 

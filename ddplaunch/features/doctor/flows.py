@@ -88,14 +88,14 @@ def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings
         faulty = {flow.pair: flow for flow in flows if fault in flow.faults}
         groups = list(_group_by_node(faulty, {flow.pair for flow in flows}, name))
         for subject, pairs in groups[:_MAX_FINDINGS]:
-            yield _make_finding(fault, subject, _summarize(fault, [faulty[pair] for pair in pairs]))
+            yield _make_finding(fault, subject, _summarize_flows(fault, [faulty[pair] for pair in pairs]))
         if len(groups) > _MAX_FINDINGS:
             subject = f"{len(groups) - _MAX_FINDINGS} more paths"
             rest = [faulty[pair] for _, pairs in groups[_MAX_FINDINGS:] for pair in pairs]
-            yield _make_finding(fault, subject, _summarize(fault, rest))
+            yield _make_finding(fault, subject, _summarize_flows(fault, rest))
 
 
-def _summarize(fault: FlowFault, flows: Sequence[Flow]) -> Flow:
+def _summarize_flows(fault: FlowFault, flows: Sequence[Flow]) -> Flow:
     """Return the worst path of a finding; for lost packets with the sums of all, as a busy node sends few on some."""
     worst = max(flows, key=_FAULT_SEVERITY[fault])
     if fault == "lossy":

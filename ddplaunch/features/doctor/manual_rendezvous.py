@@ -33,7 +33,7 @@ from ddplaunch.core.messages import (
     Welcome,
 )
 from ddplaunch.core.net import token_auth
-from ddplaunch.core.net.listener import Listener
+from ddplaunch.core.net.listener import ControlPortListener
 from ddplaunch.core.options import Connections, Nodes
 from ddplaunch.features.doctor.node_process import MANUAL_FLAG, NODE_STATEMENT
 from ddplaunch.features.doctor.peers import DoctorPeer
@@ -69,7 +69,7 @@ class ManualRendezvous:
             hint = f"`ss -ltnp 'sport = :{port}'` shows the process; or give all nodes another --master-port"
             raise UsageError(what, hint) from None
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MSS_BYTES)  # also for accepted connections
-        self._listener = Listener(loop, listening, self._config, 0, self)
+        self._listener = ControlPortListener(loop, listening, self._config, 0, self)
 
     @property
     def missing_nodes(self) -> list[int]:
@@ -184,7 +184,7 @@ def _try_to_join(address: str, port: int, hello: NodeHello, token: str | None) -
     except OSError as error:
         return (error.strerror or type(error).__name__).lower()
     try:
-        _join(sock, hello, token)
+        _do_handshake(sock, hello, token)
     except (OSError, EOFError, ProtocolError):
         sock.close()
         return "the connection is accepted, but not by ddplaunch doctor"
@@ -199,7 +199,7 @@ def _try_to_join(address: str, port: int, hello: NodeHello, token: str | None) -
     return sock
 
 
-def _join(sock: socket.socket, hello: NodeHello, token: str | None) -> None:
+def _do_handshake(sock: socket.socket, hello: NodeHello, token: str | None) -> None:
     """Do the handshake. Raises UsageError if node 0 refuses this node or does not know the token."""
     welcome = _receive(sock, Welcome)
     assert isinstance(welcome, Welcome)

@@ -16,7 +16,7 @@ from ddplaunch import __version__
 from ddplaunch.base.connection import MAX_FRAME_BYTES
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.frames import LENGTH, ProtocolError, encode_frame
-from ddplaunch.base.local_sockets import free_port
+from ddplaunch.base.local_sockets import find_free_port
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.types import decode, encode
 from ddplaunch.features.doctor import benchmark, messages
@@ -24,7 +24,7 @@ from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughpu
 from ddplaunch.features.doctor.checks import CheckContext
 from ddplaunch.features.doctor.checks.network import find_route
 from ddplaunch.features.doctor.checks.torch import TorchFacts
-from ddplaunch.features.doctor.connectivity import TestListener, measure_ping, measure_stream, test_paths
+from ddplaunch.features.doctor.connectivity import TestListener, measure_ping, measure_stream, try_connections
 from ddplaunch.features.doctor.node_checks import read_facts
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 
@@ -108,16 +108,16 @@ class RequestHandler:
                 self._listener = TestListener(ports, self._nonce)
                 return self._listener.listening
             case messages.ConnectTo(addresses):
-                return messages.ConnectReply(test_paths(addresses, self._nonce))
+                return messages.ConnectReply(try_connections(addresses, self._nonce))
             case messages.PingNode(address, port):
                 return measure_ping((address, port), self._nonce)
             case messages.SendStream(address, port):
                 return messages.StreamReply(measure_stream((address, port), self._nonce))
             case PrepareDevices():
-                return self._prepare(question)
-        return self._measure(question)
+                return self._prepare_devices(question)
+        return self._measure_collective(question)
 
-    def _prepare(self, question: PrepareDevices) -> messages.PrepareReply:
+    def _prepare_devices(self, question: PrepareDevices) -> messages.PrepareReply:
         if self._listener:
             self._listener.close()
         if self._prepared:  # the running processes are bound to other devices
@@ -138,10 +138,10 @@ class RequestHandler:
         why = f"no answer within {TORCH_IMPORT_TIMEOUT_S:g} s" if late else "the process exited at its start"
         return messages.PrepareReply((), why)
 
-    def _measure(self, question: MeasureCollective) -> CollectiveTimes:
+    def _measure_collective(self, question: MeasureCollective) -> CollectiveTimes:
         if self._prepared is None or not self._benchmarks:
             return CollectiveTimes(error="the benchmark processes could not be restarted")
-        task = replace(question, address=question.address or "127.0.0.1", port=question.port or free_port())
+        task = replace(question, address=question.address or "127.0.0.1", port=question.port or find_free_port())
         taking = self._benchmarks[: question.count]
         for offset, benchmark_process in enumerate(taking):
             benchmark_process.write_task(replace(task, first=question.first + offset))
@@ -149,7 +149,7 @@ class RequestHandler:
         answers = []
         for benchmark_process in taking:
             if (answer := benchmark_process.read(CollectiveTimes, deadline - time.monotonic())) is None:
-                self._prepare(self._prepared)  # processes that hang would answer this task instead of the next
+                self._prepare_devices(self._prepared)  # processes that hang would answer this task instead of the next
                 late = f"not finished after {benchmark.TASK_TIMEOUT_S:g} s"
                 return CollectiveTimes(error=late if benchmark_process.timed_out else "the process died")
             answers.append(answer)

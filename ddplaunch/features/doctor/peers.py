@@ -17,7 +17,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import TaggedMessage
 from ddplaunch.cli.host_connector import NodeCommand
 from ddplaunch.features.doctor.messages import START_MARK, Exit, Question, Ready
-from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_exit
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_failed_start
 
 UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the reply of this host"
 
@@ -132,9 +132,9 @@ class CommandPeer(DoctorPeer):
                 command.words, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True
             )
         self._tail = b""
-        loop.watch_fd(self._socket.fileno(), self._find_mark)
+        loop.watch_fd(self._socket.fileno(), self._find_start_mark)
 
-    def _find_mark(self) -> None:
+    def _find_start_mark(self) -> None:
         """Skip the output of a login shell up to START_MARK, and read no byte of the first frame."""
         data = self._socket.recv(1 << 16, socket.MSG_PEEK)
         received = self._tail + data
@@ -158,7 +158,7 @@ class CommandPeer(DoctorPeer):
         last = f"it exited without a message (exit code {code})"
         if informative:
             last = sanitize_line(informative[-1], MAX_QUOTED_CHARS)
-        return explain_exit(lines, last, code)
+        return explain_failed_start(lines, last, code)
 
     def close(self) -> None:
         super().close()

@@ -27,7 +27,7 @@ _CALL = "from ddplaunch.features.doctor.probe import run_named_function; run_nam
 T = TypeVar("T")
 
 
-def start_output() -> Callable[[object], object]:
+def start_json_output() -> Callable[[object], object]:
     """Called in the helper process: print that it has started; return a function that prints values as JSON."""
     out = os.dup(1)
     os.dup2(2, 1)  # for everything else that prints
@@ -37,7 +37,7 @@ def start_output() -> Callable[[object], object]:
 
 def run_named_function() -> None:
     """Called in the helper process: call the function that sys.argv names, and print its result."""
-    reply = start_output()
+    reply = start_json_output()
     module, name, *words = sys.argv[1:]
     reply(getattr(importlib.import_module(module), name)(*words))
     os._exit(0)  # torch would take its time to exit

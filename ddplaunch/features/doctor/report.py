@@ -14,8 +14,8 @@ from ddplaunch.features.doctor.examination import (
     CollectiveResult,
     DoctorResults,
     ExaminedNode,
+    bandwidth_of_largest_size,
     bus_bandwidth,
-    largest_bus_bandwidth,
 )
 from ddplaunch.features.doctor.findings import UNSUPPORTED_TEXT, join_node_names, nodes_by_value
 from ddplaunch.features.doctor.flows import format_megabits
@@ -165,7 +165,7 @@ def _format_speeds(examination: DoctorResults) -> Iterator[str]:
     more = ""
     if len(speeds) > MAX_COLLECTIVE_ROWS:
         more = f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(speeds)}"
-        speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
+        speeds = sorted(speeds, key=bandwidth_of_largest_size)[:MAX_COLLECTIVE_ROWS]
     yield f"all_reduce, bus bandwidth{more}"
     heads = ["4 B takes", *(format_size(each) for each in SIZES[1:])]
     yield f"  {'':{wide}}" + "".join(head.rjust(13) for head in heads)
@@ -183,12 +183,12 @@ def _format_speeds(examination: DoctorResults) -> Iterator[str]:
 def _format_joint_speeds(examination: DoctorResults) -> Iterator[str]:
     if not examination.together:
         return
-    wide = max(len(_group(examination, speed)) for speed in examination.together)
+    wide = max(len(_describe_group(examination, speed)) for speed in examination.together)
     what = "all nodes at once" if len(examination.nodes) > 1 else "larger tensors"
     yield f"{what}, {examination.together[0].ranks} ranks"
     yield f"  {'':{wide}}{'4 B takes':>13}   bus bandwidth"
     for speed in examination.together:
-        label = f"  {_group(examination, speed):{wide}}"
+        label = f"  {_describe_group(examination, speed):{wide}}"
         if speed.error:
             unsupported = UNSUPPORTED_TEXT in speed.error
             why = f"not with {speed.backend} of this torch" if unsupported else f"failed: {speed.error}"
@@ -201,7 +201,7 @@ def _format_joint_speeds(examination: DoctorResults) -> Iterator[str]:
             yield from _wrap_text(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
-def _group(examination: DoctorResults, speed: CollectiveResult) -> str:
+def _describe_group(examination: DoctorResults, speed: CollectiveResult) -> str:
     alone = f"{examination.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(examination.nodes) else ""
     return f"{alone}{speed.name} ({speed.backend})"
 

@@ -10,7 +10,7 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.redaction import recorded_argv, redact_words
+from ddplaunch.base.redaction import redact_words, redacted_argv
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.target_command import SETTINGS
@@ -63,7 +63,7 @@ REFUSED = {**REFUSED_BY_MANIFEST, "--json": "--dry-run prints the manifest"}
 _WINE = "ddplaunch submit --scheduler kubernetes --container-image wine:1"
 
 
-class _KubernetesSubmit(BatchCommand):
+class _KubernetesSubmitCommand(BatchCommand):
     own_options = HEADINGS
     defaults_table = "manifest"
     foreign_options = dict.fromkeys(
@@ -81,7 +81,7 @@ class _KubernetesSubmit(BatchCommand):
 
 @click.command(
     "submit",
-    cls=_KubernetesSubmit,
+    cls=_KubernetesSubmitCommand,
     options_metavar="[OPTIONS]",
     context_settings=SETTINGS,
     params=batch_command.all_params(HEADINGS, REFUSED),
@@ -96,10 +96,10 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> in
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
     code = read_pod_code(ctx, target)
-    job = _complete(ctx, read_pod_job(ctx, target, code))
+    job = _add_run_id_and_labels(ctx, read_pod_job(ctx, target, code))
     params = {name: value for name, value in ctx.params.items() if name not in ("follow", "batch_scheduler")}
     sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job, code, dry_run=dry_run)
-    batch_command.print_sources(ctx, {**params, "job_name": job.name}, sources, notes, dry_run=dry_run)
+    batch_command.print_value_sources(ctx, {**params, "job_name": job.name}, sources, notes, dry_run=dry_run)
     if dry_run:
         click.echo(kubernetes.render_manifest(job).encode(), nl=False)
         return 0
@@ -107,19 +107,19 @@ def submit(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> in
     if shutil.which(kubectl.PROGRAM) is None:
         what = "kubectl is not on PATH: this machine has no commands of Kubernetes"
         raise UsageError(what, f"{Kubernetes.missing_hint}; --dry-run prints the manifest on any machine")
-    place = kubectl.current_place(job.namespace, os.environ, QUICK_TIMEOUT_S)
+    place = kubectl.read_current_namespace(job.namespace, os.environ, QUICK_TIMEOUT_S)
     create_job(place, replace(job, namespace=place.namespace))
-    return _follow(ctx, target, job, place, code)
+    return _record_and_follow(ctx, target, job, place, code)
 
 
-def _complete(ctx: click.Context, job: PodJob) -> PodJob:
+def _add_run_id_and_labels(ctx: click.Context, job: PodJob) -> PodJob:
     """Return the job with a run id and ddplaunch's labels added; commands in its pods name the run by this id."""
     run_id = () if ctx.params["run_id"] else ("--run-id", job.name)
     labels = {**job.labels, MANAGED: "ddplaunch", INSTANCE: job.name}  # ``ps`` lists jobs by the first
     return replace(job, command=(*run_id, *job.command), labels=labels)
 
 
-def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, code: CodeArchive | None) -> int:
+def _record_and_follow(ctx: click.Context, target: str, job: PodJob, place: Place, code: CodeArchive | None) -> int:
     """Store a submitted job, print how to follow and stop it, and follow it if asked to; return the exit code."""
     params = ctx.params
     which = JobId(job_number(job.kind, job.name), str(place))
@@ -138,7 +138,7 @@ def _follow(ctx: click.Context, target: str, job: PodJob, place: Place, code: Co
         moment=time.time(),
         scheduler="kubernetes",
         code_version=code.version if code else None,
-        argv=recorded_argv(),
+        argv=redacted_argv(),
         typed_in=current_folder(),
     )
     is_saved = not params["no_history"] and submitted_jobs.save_job(saved)

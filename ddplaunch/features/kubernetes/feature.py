@@ -7,7 +7,7 @@ import os
 from ddplaunch.core.feature import Feature, SchedulerEntry
 
 
-def has_context() -> bool:
+def has_kubectl_context() -> bool:
     """Whether the user seems to have a context of kubectl, by files and variables alone; kubectl is not started."""
     files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     return any(map(os.path.exists, files.split(os.pathsep))) or "KUBERNETES_SERVICE_HOST" in os.environ
@@ -16,7 +16,9 @@ def has_context() -> bool:
 class KubernetesJobs(Feature):
     requires = ("submit", "manifest", "code")
     schedulers = (
-        SchedulerEntry("kubernetes", "Kubernetes", "scheduler", "Kubernetes", command="command", may_find=has_context),
+        SchedulerEntry(
+            "kubernetes", "Kubernetes", "scheduler", "Kubernetes", command="command", may_find=has_kubectl_context
+        ),
     )
 
 

@@ -50,7 +50,9 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
         words = f"is running{again}"
         if waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
-            words += f", but {len(waiting)} of {len(current)} pods {_join(verb, why_waiting(waiting[0], events))}"
+            words += (
+                f", but {len(waiting)} of {len(current)} pods {_join_reason(verb, why_waiting(waiting[0], events))}"
+            )
         return BatchJobState(words, is_running=True, state="running", host=zero.name)
     if waiting:
         return _pending(why_waiting(waiting[0], events), "was restarted, and waits" if again else "waits")
@@ -60,7 +62,7 @@ def describe_job(job: Job, pods: Sequence[Pod], events: Sequence[Event] = (), qu
     return BatchJobState("is ending", state="ending", host=zero.name)
 
 
-def waiting_pod(pods: Sequence[Pod]) -> Pod | None:
+def find_unexplained_pod(pods: Sequence[Pod]) -> Pod | None:
     """Return the first waiting pod if only its events can show why it waits; None if its status does, or none waits."""
     waiting = [pod for pod in current_pods(pods) if not pod.is_running and not pod.has_ended]
     return next((pod for pod in waiting[:1] if why_waiting(pod) in ("for its containers", "for a node")), None)
@@ -123,10 +125,10 @@ def _message(pod: Pod) -> str:
 
 
 def _pending(why: str, words: str = "waits") -> BatchJobState:
-    return BatchJobState(_join(words, why), is_pending=True, state="pending")
+    return BatchJobState(_join_reason(words, why), is_pending=True, state="pending")
 
 
-def _join(words: str, why: str) -> str:
+def _join_reason(words: str, why: str) -> str:
     """Join a verb and a reason: "waits for its pods", "waits: cannot pull image X"."""
     return f"{words} {why}" if why.startswith(("for ", "to ", "in ")) else f"{words}: {why}"
 

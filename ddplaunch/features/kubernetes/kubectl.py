@@ -128,7 +128,7 @@ def get(place: Place, path: str) -> Call:
     return Call(place, "get", "--raw", path)
 
 
-def current_place(namespace: str | None, environ: Mapping[str, str], seconds: float) -> Place:
+def read_current_namespace(namespace: str | None, environ: Mapping[str, str], seconds: float) -> Place:
     """Return the current context with ``namespace``, by default its own. Raises UsageError if there is no context."""
     form = "{.current-context}{'\\n'}{.contexts[0].context.namespace}"
     context, own = "", ""

@@ -48,11 +48,11 @@ QUEUE = "kueue.x-k8s.io/queue-name"  # a label of jobs that Kueue admits
 T = TypeVar("T")
 
 
-class _Object(Struct, frozen=True, rename="camel"):
+class _ApiObject(Struct, frozen=True, rename="camel"):
     pass
 
 
-class Metadata(_Object, frozen=True):
+class Metadata(_ApiObject, frozen=True):
     name: str
     uid: str = ""
     creation_timestamp: str | None = None
@@ -65,32 +65,32 @@ class Metadata(_Object, frozen=True):
         return (self.labels or {}).get(key) or (self.annotations or {}).get(key)
 
 
-class Condition(_Object, frozen=True):
+class Condition(_ApiObject, frozen=True):
     type: str
     status: str  # "True", "False" or "Unknown"
     reason: str | None = None
     message: str | None = None
 
 
-class Waiting(_Object, frozen=True):
+class Waiting(_ApiObject, frozen=True):
     reason: str | None = None
     message: str | None = None
 
 
-class Terminated(_Object, frozen=True):
+class ContainerStateTerminated(_ApiObject, frozen=True):
     exit_code: int = 0
     reason: str | None = None
     message: str | None = None
     finished_at: str | None = None
 
 
-class ContainerState(_Object, frozen=True):
+class ContainerState(_ApiObject, frozen=True):
     waiting: Waiting | None = None
     running: Mapping[str, object] | None = None
-    terminated: Terminated | None = None
+    terminated: ContainerStateTerminated | None = None
 
 
-class ContainerStatus(_Object, frozen=True):
+class ContainerStatus(_ApiObject, frozen=True):
     name: str
     image: str = ""
     restart_count: int = 0
@@ -98,7 +98,7 @@ class ContainerStatus(_Object, frozen=True):
     last_state: ContainerState = ContainerState()  # of the previous container
 
 
-class PodStatus(_Object, frozen=True):
+class PodStatus(_ApiObject, frozen=True):
     phase: str = "Pending"
     reason: str | None = None
     message: str | None = None
@@ -107,14 +107,14 @@ class PodStatus(_Object, frozen=True):
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class Container(_Object, frozen=True):
+class Container(_ApiObject, frozen=True):
     name: str
     image: str = ""
     command: tuple[str, ...] | None = None
     args: tuple[str, ...] | None = None
 
 
-class PodSpec(_Object, frozen=True):
+class PodSpec(_ApiObject, frozen=True):
     containers: tuple[Container, ...] = ()
     restart_policy: str = "Always"
 
@@ -122,7 +122,7 @@ class PodSpec(_Object, frozen=True):
 _CONTAINERS = (CONTAINER, "node", "pytorch")  # ddplaunch's, as ``manifest`` and Kubeflow's runtimes name it
 
 
-class Pod(_Object, frozen=True):
+class Pod(_ApiObject, frozen=True):
     metadata: Metadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
@@ -166,7 +166,7 @@ class Pod(_Object, frozen=True):
         return self.is_running or self.terminated is not None or self.container_status.last_state.terminated is not None
 
     @property
-    def terminated(self) -> Terminated | None:
+    def terminated(self) -> ContainerStateTerminated | None:
         """How the pod's container ended; None if it runs, or never ran."""
         return self.container_status.state.terminated
 
@@ -178,15 +178,15 @@ class Pod(_Object, frozen=True):
         return next((each for each in self.status.conditions or () if each.type == kind), None)
 
 
-class RunPolicy(_Object, frozen=True):
+class RunPolicy(_ApiObject, frozen=True):
     suspend: bool | None = None
 
 
-class ReplicatedJob(_Object, frozen=True):
+class ReplicatedJob(_ApiObject, frozen=True):
     name: str
 
 
-class JobSpec(_Object, frozen=True):
+class JobSpec(_ApiObject, frozen=True):
     suspend: bool | None = None
     run_policy: RunPolicy | None = None  # of a PyTorchJob
     replicated_jobs: tuple[ReplicatedJob, ...] | None = None  # of a JobSet
@@ -196,11 +196,11 @@ class JobSpec(_Object, frozen=True):
         return bool(self.suspend or (self.run_policy and self.run_policy.suspend))
 
 
-class JobStatus(_Object, frozen=True):
+class JobStatus(_ApiObject, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Job(_Object, frozen=True):
+class Job(_ApiObject, frozen=True):
     """A Job, a JobSet, or a job of Kubeflow."""
 
     metadata: Metadata
@@ -213,14 +213,14 @@ class Job(_Object, frozen=True):
         return next(found, None)
 
 
-class Event(_Object, frozen=True):
+class Event(_ApiObject, frozen=True):
     type: str | None = None  # "Normal" or "Warning"
     reason: str | None = None
     message: str | None = None
     last_timestamp: str | None = None
 
 
-class Workload(_Object, frozen=True):
+class Workload(_ApiObject, frozen=True):
     """Kueue's object Workload: Kueue creates one for each job, and queues it until the job may start."""
 
     metadata: Metadata

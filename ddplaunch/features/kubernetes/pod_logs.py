@@ -82,10 +82,10 @@ def parse_moment(text: str) -> int | None:
     return seconds * 1_000_000_000 + int((match[7] or "0").ljust(9, "0"))
 
 
-class _PodStream(threading.Thread):
+class _PodLogThread(threading.Thread):
     """Thread that follows the log of one container of a pod, and puts its lines into a queue; None at the end."""
 
-    def __init__(self, place: Place, pod: Pod, lines: int, queue: Queue[tuple[_PodStream, LogLine | None]]) -> None:
+    def __init__(self, place: Place, pod: Pod, lines: int, queue: Queue[tuple[_PodLogThread, LogLine | None]]) -> None:
         super().__init__(daemon=True, name=f"log of {pod.name}")
         self.pod, self._place, self._lines, self._queue = pod.name, place, lines, queue
         self._container, self._can_restart = pod.container.name, pod.spec.restart_policy != "Never"
@@ -137,7 +137,7 @@ class _PodStream(threading.Thread):
         lines = self._lines if cursor.since is None else 0
         previous, since = self._containers_since == 1, cursor.since
         query = log_query(self._container, follow=follow, previous=previous, since=since, lines=lines)
-        self._process = process = start_log(self._place, self.pod, query)
+        self._process = process = start_reading_log(self._place, self.pod, query)
         if self._is_closed:
             process.kill()
         assert process.stdout
@@ -167,7 +167,7 @@ def log_query(
     return query | ({"tailLines": str(lines)} if lines else {})
 
 
-def start_log(place: Place, pod: str, query: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_reading_log(place: Place, pod: str, query: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start to read the log of a pod."""
     words = [PROGRAM, "get", *place.words, "--raw", f"{PODS.path(place, pod)}/log?{urlencode(query)}"]
     pipe = subprocess.PIPE
@@ -180,9 +180,9 @@ class PodLogs(LogSource):
     def __init__(self, place: Place, job: str, find_pods: Callable[[], list[Pod]], lines: int) -> None:
         """``find_pods``: returns all pods of the job as last seen; ``lines``: so many last lines of each, 0: all."""
         self._place, self._job, self._find_pods, self._lines = place, job, find_pods, lines
-        self._streams: dict[tuple[str, int], _PodStream] = {}  # by pod, and number of its container's restarts
-        self._finished: set[_PodStream] = set()
-        self._queue: Queue[tuple[_PodStream, LogLine | None]] = Queue(MAX_LINES)
+        self._streams: dict[tuple[str, int], _PodLogThread] = {}  # by pod, and number of its container's restarts
+        self._finished: set[_PodLogThread] = set()
+        self._queue: Queue[tuple[_PodLogThread, LogLine | None]] = Queue(MAX_LINES)
         self._is_followed = False
         self._has_noted = False
 
@@ -197,13 +197,13 @@ class PodLogs(LogSource):
     def copy_new(self) -> None:
         """Follow the logs of pods that have started since the last call, and print all new lines."""
         self._is_followed = True
-        self._look_for_pods()
+        self._follow_started_pods()
         while True:
             try:
                 stream, line = self._queue.get_nowait()
             except Empty:
                 break
-            self._take(stream, line)
+            self._on_line_or_end(stream, line)
         sys.stdout.buffer.flush()
 
     def copy_rest(self) -> None:
@@ -217,7 +217,7 @@ class PodLogs(LogSource):
         until = time.monotonic() + REST_TIMEOUT_S
         while len(self._finished) < len(self._streams):
             try:
-                self._take(*self._queue.get(timeout=max(0.0, until - time.monotonic())))
+                self._on_line_or_end(*self._queue.get(timeout=max(0.0, until - time.monotonic())))
             except Empty:
                 missing = [each.pod for each in self._streams.values() if each not in self._finished]
                 print_line(f"the end of the log is missing of {', '.join(missing)}")
@@ -228,13 +228,13 @@ class PodLogs(LogSource):
         for stream in self._streams.values():
             stream.close()
 
-    def _take(self, stream: _PodStream, line: LogLine | None) -> None:
+    def _on_line_or_end(self, stream: _PodLogThread, line: LogLine | None) -> None:
         if line is None:
             self._finished.add(stream)
         else:
             sys.stdout.buffer.write(line.text)
 
-    def _look_for_pods(self) -> None:
+    def _follow_started_pods(self) -> None:
         pods = self._find_pods()
         for pod in pods:
             status = pod.container_status
@@ -244,7 +244,7 @@ class PodLogs(LogSource):
                 if len(self._streams) - len(self._finished) >= MAX_STREAMS:
                     self._note_limit(len(pods))
                     continue
-                self._streams[key] = _PodStream(self._place, pod, self._lines, self._queue)
+                self._streams[key] = _PodLogThread(self._place, pod, self._lines, self._queue)
                 self._streams[key].start()
 
     def _note_limit(self, count: int) -> None:
@@ -267,7 +267,7 @@ class PodLogs(LogSource):
 
     def _stored_lines(self, pod: Pod, failures: list[str], *, previous: bool = False) -> Iterator[LogLine]:
         query = log_query(pod.container.name, previous=previous, lines=self._lines)
-        process = start_log(self._place, pod.name, query)
+        process = start_reading_log(self._place, pod.name, query)
         cursor = LineCursor()
         assert process.stdout
         assert process.stderr

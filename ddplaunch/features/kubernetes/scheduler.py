@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError
 from ddplaunch.cli import launcher_command
 from ddplaunch.features.kubernetes import kubectl, objects
-from ddplaunch.features.kubernetes.job_state import current_pods, describe_job, waiting_pod, why_queued
+from ddplaunch.features.kubernetes.job_state import current_pods, describe_job, find_unexplained_pod, why_queued
 from ddplaunch.features.kubernetes.kubectl import Call, CallFailed, Collection, Place, get
 from ddplaunch.features.kubernetes.objects import EVENTS, JOBS, PODS, WORKLOADS, Job, Pod
 from ddplaunch.features.kubernetes.pod_logs import PodLogs
@@ -41,7 +41,7 @@ FIND_TIMEOUT_S = 3.0  # for a name that is not on record: it may not be a job at
 MANAGED = "app.kubernetes.io/managed-by"  # a label of all objects that ddplaunch creates
 
 
-def split_number(number: str) -> tuple[str, str]:
+def split_job_number(number: str) -> tuple[str, str]:
     """Split the number of a job into kind and name: "wine" is a Job, "jobset/wine" a JobSet."""
     kind, slash, name = number.rpartition("/")
     return (kind, name) if slash else (JOB, number)
@@ -73,8 +73,8 @@ class Kubernetes(Scheduler):
     def _query(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
         groups: dict[tuple[Place, str], list[JobId]] = {}
         for job in jobs:
-            groups.setdefault((Place.parse(job.cluster), split_number(job.number)[0]), []).append(job)
-        calls = [(place, kind, of, _list_objects(place, kind, of)) for (place, kind), of in groups.items()]
+            groups.setdefault((Place.parse(job.cluster), split_job_number(job.number)[0]), []).append(job)
+        calls = [(place, kind, of, _request_job_and_pods(place, kind, of)) for (place, kind), of in groups.items()]
         for place, kind, of, (job_call, pod_call) in calls:
             try:
                 objects_by_name = {job.metadata.name: job for job in _decode_jobs(job_call.result(deadline.left), of)}
@@ -93,17 +93,17 @@ class Kubernetes(Scheduler):
             for pod in pods:
                 of_name.setdefault((pod.metadata.labels or {}).get(objects.POD_LABELS[kind], ""), []).append(pod)
             for job in of:
-                name = split_number(job.number)[1]
+                name = split_job_number(job.number)[1]
                 if name in objects_by_name:
-                    yield self._describe(job, objects_by_name[name], _nodes(of_name.get(name, ())))
+                    yield self._record_state(job, objects_by_name[name], _nodes(of_name.get(name, ())))
                 else:
                     yield from self._gone(job)
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
         """Query one job; if it waits, also query the events that show why."""
-        place, (kind, name), deadline = Place.parse(job.cluster), split_number(job.number), Deadline(seconds)
+        place, (kind, name), deadline = Place.parse(job.cluster), split_job_number(job.number), Deadline(seconds)
         try:
-            job_call, pod_call = _list_objects(place, kind, [job])
+            job_call, pod_call = _request_job_and_pods(place, kind, [job])
         except OSError:  # kubectl was removed
             return None
         try:
@@ -123,26 +123,26 @@ class Kubernetes(Scheduler):
             return None
         except msgspec.DecodeError:
             return None
-        state, ask = self._describe(job, job_object, pods), partial(_try_get, place, deadline)
+        state, ask = self._record_state(job, job_object, pods), partial(_try_get, place, deadline)
         if state.code and not any(pod.has_ended for pod in pods):  # the pods were listed before the job had failed
             data = ask(PODS, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
-            return self._describe(job, job_object, _nodes(objects.decode_pods(data)) if data else pods)
+            return self._record_state(job, job_object, _nodes(objects.decode_pods(data)) if data else pods)
         if not state.is_pending:
             return state
         if job_object.spec.is_suspended:
             data = ask(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={job_object.metadata.uid}")
-            return self._describe(
+            return self._record_state(
                 job, job_object, pods, queued=why_queued(objects.decode_workloads(data)) if data else ""
             )
-        waits = waiting_pod(pods)
+        waits = find_unexplained_pod(pods)
         if not pods or waits:
             first = job_object.spec.replicated_jobs[0].name if job_object.spec.replicated_jobs else NODE
             of = waits.name if waits else name if kind in (JOB, "pytorchjob") else f"{name}-{first}-0"
             data = ask(EVENTS, fieldSelector=f"involvedObject.name={of}")
-            return self._describe(job, job_object, pods, objects.decode_events(data) if data else ())
+            return self._record_state(job, job_object, pods, objects.decode_events(data) if data else ())
         return state
 
-    def _describe(
+    def _record_state(
         self, job: JobId, found: Job, pods: list[Pod], events: Sequence[objects.Event] = (), queued: str = ""
     ) -> BatchJobState:
         self._pods[job] = pods
@@ -167,15 +167,15 @@ class Kubernetes(Scheduler):
     def open_log(self, job: JobId, lines: int) -> LogSource:
         return PodLogs(Place.parse(job.cluster), job.text, lambda: self.find_pods(job), lines)
 
-    def find_job(self, word: str) -> SubmittedJob | None:
+    def find_unrecorded_job(self, word: str) -> SubmittedJob | None:
         """Find a job that is not on record, by NAME or KIND/NAME, in the current context; None if there is none."""
-        kind, name = split_number(word)
+        kind, name = split_job_number(word)
         if kind not in JOBS or not NAME.fullmatch(name):
             return None
         deadline = Deadline(FIND_TIMEOUT_S)
         try:
-            place = kubectl.current_place(None, os.environ, deadline.left)
-            job_call, pod_call = _list_objects(place, kind, [JobId(word)])
+            place = kubectl.read_current_namespace(None, os.environ, deadline.left)
+            job_call, pod_call = _request_job_and_pods(place, kind, [JobId(word)])
             job_call.result(deadline.left)
             pods = objects.decode_pods(pod_call.result(deadline.left))
         except (OSError, LaunchError, msgspec.DecodeError):
@@ -189,7 +189,7 @@ class Kubernetes(Scheduler):
 
     def cancel(self, job: JobId) -> None:
         """Delete a job and all objects that it owns; its pods get SIGTERM, and SIGKILL after their grace."""
-        place, (kind, name) = Place.parse(job.cluster), split_number(job.number)
+        place, (kind, name) = Place.parse(job.cluster), split_job_number(job.number)
         path = JOBS[kind].path(place, name, propagationPolicy="Foreground")
         try:
             Call(place, "delete", "--raw", path).result(QUERY_TIMEOUT_S)
@@ -207,15 +207,15 @@ class Kubernetes(Scheduler):
         """Return a kubectl command that runs ``ddplaunch WORDS`` in a pod; ``everywhere``: a command for all pods."""
         pods, zero = self._running_pods(job, state)
         if not everywhere:
-            return _exec_words(job, state, zero, words), os.environ
-        return side_by_side_command(_exec_words(job, state, pod, words) for pod in pods), os.environ
+            return _exec_command(job, state, zero, words), os.environ
+        return side_by_side_command(_exec_command(job, state, pod, words) for pod in pods), os.environ
 
     def interactive_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, terminal: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         _, pod = self._running_pods(job, state)
         options = ("--stdin", "--tty") if terminal else ("--stdin",)
-        return _exec_words(job, state, pod, words, *options), os.environ
+        return _exec_command(job, state, pod, words, *options), os.environ
 
     def _running_pods(self, job: SubmittedJob, state: BatchJobState) -> tuple[list[Pod], Pod]:
         """Return the running pods, and that of ``state.host``, else the first one. Raises UsageError if none runs."""
@@ -226,12 +226,12 @@ class Kubernetes(Scheduler):
         of_host = (pod for pod in pods if state.host and state.host in (pod.name, pod.name.rpartition("-")[0]))
         return pods, next(of_host, pods[0])
 
-    def copy_hint(self, state: BatchJobState) -> str:
+    def file_copy_hint(self, state: BatchJobState) -> str:
         place = Place.parse(state.job.cluster if state.job else None)
         return f"{shlex.join([kubectl.PROGRAM, 'cp', *place.words])} {state.host}:FILE FILE"
 
 
-def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequence[str], *options: str) -> list[str]:
+def _exec_command(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequence[str], *options: str) -> list[str]:
     """Return the command that runs ``ddplaunch WORDS`` in a pod.
 
     The run of a job that was not submitted here has an unknown name, but is the only run in the pod.
@@ -241,11 +241,11 @@ def _exec_words(job: SubmittedJob, state: BatchJobState, pod: Pod, words: Sequen
     return [kubectl.PROGRAM, "exec", *place.words, *options, pod.name, "--container", pod.container.name, "--", *argv]
 
 
-def _list_objects(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:
+def _request_job_and_pods(place: Place, kind: str, jobs: Sequence[JobId]) -> tuple[Call, Call]:
     """Start to read jobs of one kind and their pods: a single job by its name, several jobs by ddplaunch's label."""
     collection = JOBS[kind]
     if len(jobs) == 1:
-        name = split_number(jobs[0].number)[1]
+        name = split_job_number(jobs[0].number)[1]
         pods = PODS.path(place, labelSelector=f"{objects.POD_LABELS[kind]}={name}")
         return get(place, collection.path(place, name)), get(place, pods)
     selector = f"{MANAGED}=ddplaunch"

@@ -76,7 +76,7 @@ def explain(error: ServerError, place: Place, collection: Collection, name: str)
         return UsageError(f"the cluster of context {place.context} has no {collection.kind}s", hint)
     if error.reason == "Forbidden" and "exceeded quota" in what:
         hint = f"kubectl describe quota --namespace {place.namespace}"
-        return UsageError(f"the quota of {where} does not allow {name}: {_after('exceeded quota: ', what)}", hint)
+        return UsageError(f"the quota of {where} does not allow {name}: {_text_after('exceeded quota: ', what)}", hint)
     if error.reason == "Forbidden" and (user := re.search(r'User "([^"]*)" cannot', what)):
         hint = f"kubectl auth can-i --list --namespace {place.namespace} shows what you may do"
         return UsageError(f"cannot create {collection.plural} in {where}: forbidden for {user[1]}", hint)
@@ -89,5 +89,5 @@ def explain(error: ServerError, place: Place, collection: Collection, name: str)
     return SchedulerNotResponding(unreachable.message, hint)
 
 
-def _after(words: str, text: str) -> str:
+def _text_after(words: str, text: str) -> str:
     return text.partition(words)[2] or text

@@ -21,7 +21,7 @@ from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
-from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
+from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, keep_terminal_settings
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.console_output import is_colour_allowed
@@ -47,7 +47,7 @@ from ddplaunch.features.live.live_view import (
     format_last_lines,
     to_job_snapshot,
 )
-from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
+from ddplaunch.features.live.styled_rows import Row, StyledText, render_plain_text, truncate_row
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
 from ddplaunch.features.runs.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
@@ -90,10 +90,10 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
         seen, spent = _snapshot(path, ""), client.send_request(path, BreakdownRequest()).spent
         click.echo(json.dumps(_as_json(seen, spent), indent=2))
         return 0
-    client.check_suspended(path)
+    client.check_not_suspended(path)
     if in_terminal:
         return TopViewer(path, ranks or "").run()
-    sys.stdout.write(strip_styles(render_footer(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
+    sys.stdout.write(render_plain_text(render_footer(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
     return 0
 
 
@@ -216,7 +216,7 @@ class JobChooser:
     def run(self) -> str | int:
         """Return the control socket of the chosen job, or an exit code."""
         try:
-            with restore_terminal():
+            with keep_terminal_settings():
                 self._loop.add_signal_handlers(END_SIGNALS, lambda number: self._end(EXIT_SIGNAL + number))
                 self._refresh()
                 self._screen.begin(self._render, self._on_key)
@@ -291,14 +291,16 @@ class TopViewer:
         )
         if record := find_record(job_at(path)):
             file = sample_file.sample_file_name(record.node_rank)
-            self._view.seed_trends(sample_file.read_samples(os.path.join(history_store.run_dir(record.run), file)))
+            self._view.add_earlier_samples(
+                sample_file.read_samples(os.path.join(history_store.run_dir(record.run), file))
+            )
         self._code: int | None = None
         self._end_message = ""
 
     def run(self) -> int:
         """Show the view until the user leaves or the job ends; return the exit code."""
         try:
-            with restore_terminal():
+            with keep_terminal_settings():
                 self._loop.add_signal_handlers(END_SIGNALS, lambda number: self._exit(EXIT_SIGNAL + number))
                 stop = partial(os.kill, os.getpid(), signal.SIGSTOP)
                 self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._screen.suspend(stop))
@@ -317,7 +319,7 @@ class TopViewer:
         """Run a command of ddplaunch on this job in the terminal; show the view again once the user types Enter."""
         argv = [*launcher_command(sys.executable), command, str(job_at(self._path).pid), *words]
 
-        def run() -> None:
+        def run_in_terminal() -> None:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
             try:
                 subprocess.run(argv, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
@@ -326,7 +328,7 @@ class TopViewer:
             finally:
                 signal.signal(signal.SIGINT, before)
 
-        self._screen.suspend(run)
+        self._screen.suspend(run_in_terminal)
 
     def _exit(self, code: int = 0) -> None:
         if self._code is None:

@@ -12,7 +12,7 @@ from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.job_status import JobState
 from ddplaunch.features.live.program_table import describe_state, program_style, render_programs
 from ddplaunch.features.live.rank_table import TableRow, render_table, sort_rows
-from ddplaunch.features.live.styled_rows import Row, StyledText, flow_parts, truncate_row, wrap_text
+from ddplaunch.features.live.styled_rows import Row, StyledText, truncate_row, wrap_parts, wrap_text
 from ddplaunch.features.live.view_state import (
     RankActivity,
     ViewState,
@@ -45,13 +45,13 @@ def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
     """Render the footer: at most ``MAX_FOOTER_ROWS`` rows, and fewer than ``rows``; each shorter than ``columns``."""
     limit, most = max(1, columns - 1), max(1, min(MAX_FOOTER_ROWS, rows - 1))
     ranks = rank_activities(view)
-    head = flow_parts(render_summary(view, ranks), limit)[: 2 if most > 3 else 1]
-    legend = flow_parts(_legend(view, ranks), limit, "   ")[: 2 if most > 3 else 1]
+    head = wrap_parts(render_summary(view, ranks), limit)[: 2 if most > 3 else 1]
+    legend = wrap_parts(_legend(view, ranks), limit, "   ")[: 2 if most > 3 else 1]
     sentences = _render_sentences(view, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
     left = max(0, most - len(head) - len(sentences) - len(legend))
     hint: list[Row] = [(StyledText("? help", "2"),)] if view.hint else []
-    legend = flow_parts([*legend, *_render_cell_note(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
-    return [*head, *sentences, *legend, *render_cells(ranks, limit, left)][:most]
+    legend = wrap_parts([*legend, *_render_cell_note(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
+    return [*head, *sentences, *legend, *render_rank_cells(ranks, limit, left)][:most]
 
 
 def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
@@ -59,30 +59,30 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
     limit = max(1, columns - 1)
     ranks = rank_activities(view)
     lines = build_table_rows(view, ranks)
-    summary = flow_parts(render_summary(view, ranks, figures=False), limit)
+    summary = wrap_parts(render_summary(view, ranks, figures=False), limit)
     summary = [*summary, *_render_sentences(view, limit, max(1, rows - 2))][:rows]
     hint = [truncate_row((StyledText(view.hint, "2"),), limit)] if view.hint and rows - len(summary) > 3 else []
     room = rows - len(summary) - len(hint)
     least = min(len(lines) + 1, MAX_RANK_ROWS + 1 if rows >= 20 and len(lines) <= MAX_RANK_ROWS else 5)
 
-    def fits(more: list[Row]) -> list[Row]:
+    def rows_if_room(more: list[Row]) -> list[Row]:
         nonlocal room
         if room - len(more) < least:
             return []
         room -= len(more)
         return more
 
-    programs = fits([(), *table] if (table := render_programs(view, limit)) else [])
-    trends = fits(_render_trends(view, limit)) or fits(_render_trends(view, limit)[:1])
+    programs = rows_if_room([(), *table] if (table := render_programs(view, limit)) else [])
+    trends = rows_if_room(_render_trends(view, limit)) or rows_if_room(_render_trends(view, limit)[:1])
     status = view.current.status
     heading = f"{sanitize_line(status.run_id, 60)}: {sanitize_line(short_target(status.target))}"
-    title = fits([truncate_row((StyledText(heading, "1"),), limit)])
+    title = rows_if_room([truncate_row((StyledText(heading, "1"),), limit)])
     cells: list[Row] = []
     if len(lines) > MAX_RANK_ROWS or not lines:
         third = max(1, rows // 4)
-        legend = flow_parts([*_legend(view, ranks), *_render_cell_note(ranks, limit, third)], limit, "   ")
-        cells = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
-    blank = fits([()])
+        legend = wrap_parts([*_legend(view, ranks), *_render_cell_note(ranks, limit, third)], limit, "   ")
+        cells = rows_if_room([*legend, *render_rank_cells(ranks, limit, third)]) or rows_if_room(legend[:1])
+    blank = rows_if_room([()])
     above = [*title, *summary, *trends, *cells, *programs, *blank]
     body = [*above, *_table(view, lines, ranks, limit, room)][: rows - len(hint)]
     return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
@@ -113,7 +113,9 @@ def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list
         if (what := ranks.get(inspected.rank)) is None:
             continue
         point = find_wait_point(inspected) if what is RankActivity.WAITING else None
-        where = view.locations.get(inspected.rank) or (_wait_name(view.current.inspection, point) if point else "")
+        where = view.locations.get(inspected.rank) or (
+            _name_wait_point(view.current.inspection, point) if point else ""
+        )
         about = (
             view.current.last_lines.get(inspected.rank, ""),
             busy.get(inspected.rank),
@@ -163,7 +165,7 @@ def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figure
     if view.current.usage:
         here = " here" if len(view.current.usage) < len(inspection.ranks) else ""
         parts.append((StyledText(format_size(sum(used.memory for used in view.current.usage.values())) + here),))
-    if gpu := _gpu(view.gpus):
+    if gpu := _describe_gpus(view.gpus):
         parts.append((StyledText(gpu),))
     for each in inspection.programs if figures else ():
         text = f"{sanitize_line(each.program, 30)} {describe_state(each)}"
@@ -184,18 +186,18 @@ def _describe_waits(inspection: Inspection, ranks: Mapping[int, RankActivity], *
     if briefly:
         return f"{points.total()} of {inspection.world_size} ranks waiting"
     (where, count), *others = points.most_common()
-    named = _wait_name(inspection, where)
+    named = _name_wait_point(inspection, where)
     more = f", {sum(count for _, count in others)} elsewhere" if others else ""
     return f"{count} of {inspection.world_size} ranks waiting in {named}{more}"
 
 
-def _wait_name(inspection: Inspection, where: WaitPoint) -> str:
+def _name_wait_point(inspection: Inspection, where: WaitPoint) -> str:
     if where.function:
         return sanitize_line(where.function, 40)
-    return f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
+    return f"{_describe_operation(inspection, where)} of {_describe_group(inspection, where.group)}"
 
 
-def _operation(inspection: Inspection, where: WaitPoint) -> str:
+def _describe_operation(inspection: Inspection, where: WaitPoint) -> str:
     for rank in inspection.ranks:
         for each in rank.last:
             if WaitPoint(each.group, each.number) == where and not each.completed:
@@ -203,7 +205,7 @@ def _operation(inspection: Inspection, where: WaitPoint) -> str:
     return f"#{where.number}"
 
 
-def _group(inspection: Inspection, name: str) -> str:
+def _describe_group(inspection: Inspection, name: str) -> str:
     found = next((each for rank in inspection.ranks for each in rank.known if each.group == name), None)
     if found and found.description:
         return sanitize_line(found.description, 40)
@@ -232,7 +234,7 @@ def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:
     return what not in _HIGHLIGHTED, 0 if what in _HIGHLIGHTED else count, list(RankActivity).index(what)
 
 
-def render_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
+def render_rank_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
     """Render a character for each rank or, if that takes more than ``most`` rows, for several ranks together."""
     numbers = sorted(ranks)
     if len(numbers) < 2 or most < 1:
@@ -282,7 +284,7 @@ def _format_age(seconds: float) -> str:
     return f"{hours}:{text}" if hours else text
 
 
-def _gpu(gpus: tuple[GpuUsage, ...] | None) -> str:
+def _describe_gpus(gpus: tuple[GpuUsage, ...] | None) -> str:
     """Describe all GPUs of the job: the range of their utilization, and of their memory."""
     if gpus is None:
         return "GPU ?"

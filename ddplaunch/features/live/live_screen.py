@@ -96,7 +96,7 @@ class LiveScreen(TerminalScreen):
             return
         if on:
             self._draw()
-            self._home.write(self._erase() + _ENTER_FULL)
+            self._home.write(self._erase_sequence() + _ENTER_FULL)
             self._held_lines = bytearray()
         else:
             self._home.write(_LEAVE_FULL)
@@ -142,7 +142,7 @@ class LiveScreen(TerminalScreen):
         self.set_full_screen(False)
         self._show_merged(math.inf)
         self._draw()
-        self._home.write(self._erase())
+        self._home.write(self._erase_sequence())
         if self._keyboard is not None:
             self._keyboard.stop()
         stop()
@@ -192,9 +192,9 @@ class LiveScreen(TerminalScreen):
         if self._held_lines is not None:
             self._hold_lines(lines)
             return self._draw_full()
-        self._home.write(self._erase() + lines + self._frame())
+        self._home.write(self._erase_sequence() + lines + self._frame())
 
-    def _erase(self) -> bytes:
+    def _erase_sequence(self) -> bytes:
         """Return the bytes that move the cursor to the first drawn row, and clear the screen from there on.
 
         If the terminal was made narrower, it has wrapped the rows, as most terminals do.

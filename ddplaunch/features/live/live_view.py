@@ -21,7 +21,7 @@ from ddplaunch.core.feature import NodeSide
 from ddplaunch.features.live.frame import build_table_rows, render_footer, render_full_screen
 from ddplaunch.features.live.live_screen import LiveScreen
 from ddplaunch.features.live.rank_table import SORT_KEYS
-from ddplaunch.features.live.styled_rows import Row, StyledText, truncate_row, wrap_styled
+from ddplaunch.features.live.styled_rows import Row, StyledText, truncate_row, wrap_styled_line
 from ddplaunch.features.live.view_state import (
     JobSnapshot,
     RankActivity,
@@ -30,9 +30,9 @@ from ddplaunch.features.live.view_state import (
     WaitPoint,
     busy_cpus_by_rank,
     collectives_per_second,
-    correct_completed,
+    correct_completed_counts,
+    describe_location,
     find_program_gpus,
-    location_of,
     mark_moved,
     rank_activities,
     waiting_ranks,
@@ -44,7 +44,7 @@ from ddplaunch.observe.request import JobInspection, make_job_inspection
 from ddplaunch.observe.rpc import inspect_job
 from ddplaunch.observe.samples.sample import GpuSample, NodeSample
 from ddplaunch.observe.stacks_text import render_stacks
-from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
+from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, gpus_used_by
 from ddplaunch.system.devices.process_usage import read_tree_usage
 from ddplaunch.system.processes.proc_utils import is_suspended
 
@@ -122,7 +122,7 @@ class LiveView:
         self._cursor: int | None = None
         self._page: tuple[str, int] | None = None  # a text shown in the full screen, and its first row
 
-    def seed_trends(self, samples: Sequence[NodeSample]) -> None:
+    def add_earlier_samples(self, samples: Sequence[NodeSample]) -> None:
         """Add earlier samples to the beginning of the trend lines."""
         before = [(sample.seconds, *_trend_values(sample)) for sample in samples]
         for place, trend in enumerate(self._trends.values(), 1):
@@ -155,7 +155,7 @@ class LiveView:
         if self._snapshot is not None:
             self._previous = self._snapshot if self._snapshot.status.attempt == reply.status.attempt else None
         before = self._previous.inspection if self._previous else None
-        inspection = mark_moved(correct_completed(reply.inspection, before), before)
+        inspection = mark_moved(correct_completed_counts(reply.inspection, before), before)
         self._snapshot = to_job_snapshot(JobInspection(reply.status, inspection, reply.last_lines))
         self._update_sentences(inspection)
         self._update_trends(self._build_state(self._snapshot))
@@ -165,12 +165,12 @@ class LiveView:
         """Add the current values to the trends."""
         cpus = busy_cpus_by_rank(seen)
         cpu_percent = sum(cpus.values()) * 100 if cpus else None
-        values = (collectives_per_second(seen), cpu_percent, _mean_busy(seen.gpus or ()))
+        values = (collectives_per_second(seen), cpu_percent, _mean_gpu_busy(seen.gpus or ()))
         for trend, value in zip(self._trends.values(), values, strict=True):
             if value is not None:
                 trend.add(value)
 
-    def _on_lateness(self, found: JobInspection) -> None:
+    def _on_lateness_reply(self, found: JobInspection) -> None:
         self._lateness_sentences = found.inspection.pace
         self._lateness_s = {each.rank: each.late for each in found.inspection.ranks if each.late is not None}
 
@@ -178,13 +178,13 @@ class LiveView:
         """Update the sentences on waits, and remove them once the waits have changed."""
         waits = waiting_ranks(inspection)
         if any(rank.threads for rank in inspection.ranks):
-            self._locations = {each.rank: location_of(each) for each in inspection.ranks}
+            self._locations = {each.rank: describe_location(each) for each in inspection.ranks}
             self._waits, (self._sentences, self._awaited) = waits, describe_waiting(inspection)
         elif waits != self._waits:
             self._waits, self._sentences, self._awaited = frozenset(), (), frozenset()
             self._stacks_due = 0.0 if waits else self._stacks_due
 
-    def _next_detail(self, now: float) -> Detail:
+    def _choose_detail(self, now: float) -> Detail:
         """Choose the detail of the next inspection: stacks only if ranks wait or locations are shown."""
         if self._snapshot is None or now < self._stacks_due:
             return Detail.STATE
@@ -203,10 +203,10 @@ class LiveView:
         now = time.monotonic()
         if now > self._lateness_due and not self._waits:
             self._lateness_due = now + LATENESS_INTERVAL_S
-            self._job.inspect(Detail.LATENESS, self._on_lateness)
+            self._job.inspect(Detail.LATENESS, self._on_lateness_reply)
         if not self._request_at:
             self._request_at = now
-            self._job.inspect(self._next_detail(now), self.on_inspection, lines=self._screen.is_full_screen)
+            self._job.inspect(self._choose_detail(now), self.on_inspection, lines=self._screen.is_full_screen)
         elif advice := self._job.advice_to_continue():
             self._note, self._suspended = f"suspended: {advice}", True
             self._snapshot = self._snapshot and mark_suspended(self._snapshot)
@@ -226,7 +226,7 @@ class LiveView:
             return prompt
         if full and self._page:
             (text, first), rows = self._page, rows - len(prompt)
-            lines = [row for line in text.split("\n") for row in wrap_styled(line, columns - 1)]
+            lines = [row for line in text.split("\n") for row in wrap_styled_line(line, columns - 1)]
             self._page = text, first = text, max(0, min(first, len(lines) - rows + 1))
             body = lines[first : first + rows - 1]
             hint = truncate_row((StyledText(PAGE_HINT, "2"),), columns - 1)
@@ -245,7 +245,7 @@ class LiveView:
         own = find_program_gpus(now.inspection.programs, self._gpus.usage or ())
         taken = {gpu for gpus in own.values() for gpu in gpus}
         others = self._gpus.usage and tuple(gpu for gpu in self._gpus.usage if gpu not in taken)
-        gpus = used_by_ranks(others, {rank.pid for rank in now.status.ranks})
+        gpus = gpus_used_by(others, {rank.pid for rank in now.status.ranks})
         texts = self._sentences or self._lateness_sentences
         table = self._locations, self._lateness_s, self._trends, self._sort_by, self._cursor
         return ViewState(now, self._previous, gpus, texts, self._awaited, self._filter_text, hint, *table, own)
@@ -281,7 +281,7 @@ class LiveView:
             case "?":
                 self._show_text(help_text())
             case _ if key == ENTER and self._cursor is not None and self._screen.is_full_screen:
-                self._job.inspect(Detail.STACKS, partial(self._print_stack, self._cursor))
+                self._job.inspect(Detail.STACKS, partial(self._show_stack, self._cursor))
             case _ if key == ESCAPE and self._page:
                 self._page = None
             case _ if key == ESCAPE:
@@ -306,7 +306,7 @@ class LiveView:
         self._page = text.rstrip("\n"), 0
         self._screen.refresh()
 
-    def _print_stack(self, rank: int, found: JobInspection) -> None:
+    def _show_stack(self, rank: int, found: JobInspection) -> None:
         ranks = tuple(replace(each, groups=(), inside=None) for each in found.inspection.ranks if each.rank == rank)
         *_, stack = render_stacks(replace(found.inspection, ranks=ranks, silent=())).partition("\n\n")
         self._show_text(stack or "the rank has no process\n")
@@ -383,10 +383,10 @@ class EmbeddedView(NodeSide):
 def _trend_values(sample: NodeSample) -> tuple[float | None, float | None, float | None]:
     """Return collectives per second, CPU % and GPU %; None where unknown."""
     rate = max((each.collectives for each in sample.ranks if each.collectives is not None), default=None)
-    return rate, 100 * sum(each.cpus or 0.0 for each in sample.ranks), _mean_busy(sample.gpus)
+    return rate, 100 * sum(each.cpus or 0.0 for each in sample.ranks), _mean_gpu_busy(sample.gpus)
 
 
-def _mean_busy(gpus: Sequence[GpuUsage | GpuSample]) -> float | None:
+def _mean_gpu_busy(gpus: Sequence[GpuUsage | GpuSample]) -> float | None:
     busy = [each.busy for each in gpus if each.busy is not None]
     return sum(busy) / len(busy) if busy else None
 
@@ -411,7 +411,7 @@ def mark_suspended(now: JobSnapshot) -> JobSnapshot:
 def describe_waiting(inspection: Inspection) -> tuple[tuple[str, ...], frozenset[int]]:
     """Return sentences on which ranks wait for which, one for each wait, and the set of ranks that are awaited."""
     waits = find_waits(inspection)
-    awaited = frozenset(rank for wait in waits for rank in wait.roots)
+    awaited = frozenset(rank for wait in waits for rank in wait.root_causes)
     return tuple(describe_wait(wait, inspection) for wait in waits), awaited
 
 

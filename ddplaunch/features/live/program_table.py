@@ -12,7 +12,7 @@ from ddplaunch.features.live.rank_table import WIDE_COLUMNS, format_size_short
 from ddplaunch.features.live.styled_rows import Row, StyledText, truncate_row
 from ddplaunch.features.live.view_state import ViewState
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
-from ddplaunch.observe.diagnosis.program_text import add_usage
+from ddplaunch.observe.diagnosis.program_text import programs_with_usage
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 
 MAX_PROGRAM_ROWS = 8  # programs that are not ready come first
@@ -27,12 +27,12 @@ class ProgramRow(NamedTuple):
     gpus: Sequence[GpuUsage]
 
 
-def _mean_busy(gpus: Sequence[GpuUsage]) -> str:
+def _format_mean_gpu_busy(gpus: Sequence[GpuUsage]) -> str:
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return f"{sum(busy) / len(busy):.0f}" if busy else ""
 
 
-def _gpu_memory(gpus: Sequence[GpuUsage]) -> str:
+def _format_gpu_memory(gpus: Sequence[GpuUsage]) -> str:
     used = [gpu.memory_used for gpu in gpus if gpu.memory_used is not None]
     return format_size_short(sum(used)) if used else ""
 
@@ -41,8 +41,8 @@ COLUMNS: Mapping[str, Callable[[ProgramRow], str]] = {
     "for": lambda one: format_elapsed(max(0.0, time.time() - one.program.since)),
     "CPU%": lambda one: "" if one.program.busy is None else f"{one.program.busy * 100:.0f}",
     "mem": lambda one: format_size_short(one.program.memory) if one.program.memory else "",
-    "GPU%": lambda one: _mean_busy(one.gpus),
-    "GPUmem": lambda one: _gpu_memory(one.gpus),
+    "GPU%": lambda one: _format_mean_gpu_busy(one.gpus),
+    "GPUmem": lambda one: _format_gpu_memory(one.gpus),
     "silent": lambda one: "" if one.program.quiet is None else format_elapsed(one.program.quiet),
 }
 """The columns; those that are empty in all rows are left out."""
@@ -53,7 +53,7 @@ def render_programs(view: ViewState, limit: int) -> list[Row]:
     now, previous = view.current.inspection, view.previous
     if not now.programs:
         return []
-    programs = add_usage(now, previous.inspection, {}) if previous else now.programs
+    programs = programs_with_usage(now, previous.inspection, {}) if previous else now.programs
     if len(programs) > MAX_PROGRAM_ROWS:
         programs = tuple(sorted(programs, key=lambda each: each.state == "ready"))
     rows = [ProgramRow(each, view.program_gpus.get(each.program, ())) for each in programs[:MAX_PROGRAM_ROWS]]

@@ -106,33 +106,35 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
     in_words = left - len("starting") + 1 >= _MIN_WORD_MODE_COLUMNS - 4
     host = min(20, max(map(len, hosts))) if len(hosts) > 1 and left >= 2 * _MIN_WORD_MODE_COLUMNS else 0
 
-    def fixed(rank: str, what: str, host_name: str, cells: Iterable[str]) -> str:
+    def join_fixed_columns(rank: str, what: str, host_name: str, cells: Iterable[str]) -> str:
         parts = [rank.rjust(number), what, *([sanitize_line(host_name, host).ljust(host)] if host else []), *cells]
         return gap.join(parts)
 
     wide = len("starting") if in_words else 1
     widths = [max(COLUMNS[name].width, len(name)) for name in chosen]
     heads = [name.rjust(width) for name, width in zip(chosen, widths, strict=True)]
-    head = fixed("rank", "state".ljust(wide) if in_words else " ", "host", heads) + gap
+    head = join_fixed_columns("rank", "state".ljust(wide) if in_words else " ", "host", heads) + gap
     room = max(0, limit - len(head))
     outputs = any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8
     half = max(0, -(-room // 2) - len(gap)) if outputs else room
 
-    def texts(location: str, last_line: str) -> Row:
+    def render_text_columns(location: str, last_line: str) -> Row:
         shown = truncate_row((StyledText(location.expandtabs()),), half)
         if not outputs:
             return shown
         blank = " " * (half - row_width(shown)) + gap
         return (*shown, StyledText(blank), *truncate_row((StyledText(last_line.expandtabs()),), room - half - len(gap)))
 
-    rows: list[Row] = [tuple(span._replace(style="2") for span in (StyledText(head), *texts("doing", "last line")))]
+    rows: list[Row] = [
+        tuple(span._replace(style="2") for span in (StyledText(head), *render_text_columns("doing", "last line")))
+    ]
     for one in lines:
         cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(chosen, widths, strict=True)]
         what = (one.activity.word if in_words else one.activity.sign).ljust(wide)
-        first = fixed(str(one.rank.rank), what, one.rank.host, cells) + gap
+        first = join_fixed_columns(str(one.rank.rank), what, one.rank.host, cells) + gap
         at = number + len(gap)
         parts = (StyledText(first[:at]), StyledText(what, one.activity.style), StyledText(first[at + wide :]))
-        row: Row = (*parts, *texts(one.location, one.last_line))
+        row: Row = (*parts, *render_text_columns(one.location, one.last_line))
         if one.rank.rank == cursor:
             row = (*row, StyledText(" " * (limit - row_width(row))))
             row = tuple(span._replace(style=f"{span.style};7".lstrip(";")) for span in row)

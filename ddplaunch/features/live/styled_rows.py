@@ -45,7 +45,7 @@ def truncate_row(row: Row, limit: int) -> Row:
     return (*kept, StyledText("…"))
 
 
-def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
+def wrap_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
     """Join parts with gaps into rows of at most ``limit`` columns; a part that does not fit begins a new row."""
     rows: list[Row] = []
     for part in parts:
@@ -72,13 +72,13 @@ def render_row(row: Row, colour: bool) -> str:
     return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in row)
 
 
-def wrap_styled(line: str, limit: int) -> list[Row]:
+def wrap_styled_line(line: str, limit: int) -> list[Row]:
     """Wrap a line of text with one style: the ANSI style at its beginning, if there is one."""
     style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
     parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
     return [truncate_row((StyledText(part, style[1] if style else ""),), limit) for part in parts]
 
 
-def strip_styles(rows: Sequence[Row]) -> str:
+def render_plain_text(rows: Sequence[Row]) -> str:
     """Render rows as lines of text without styles."""
     return "".join(render_row(row, False).rstrip() + "\n" for row in rows)

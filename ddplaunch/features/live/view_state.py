@@ -25,7 +25,7 @@ from ddplaunch.observe.diagnosis.rank_position import (
     format_line,
     user_line_of,
 )
-from ddplaunch.observe.diagnosis.waits import correct_counters
+from ddplaunch.observe.diagnosis.waits import mark_completed_operations
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 
@@ -161,7 +161,7 @@ def find_wait_point(rank: RankInspection) -> WaitPoint | None:
     return WaitPoint(found.group, found.completed + 1)
 
 
-def location_of(rank: RankInspection) -> str:
+def describe_location(rank: RankInspection) -> str:
     """Describe where a rank is in the program: "all_reduce train.py:88", "load_batch data.py:31"; "" without stack."""
     if (call := distributed_call_of(rank)) and call.place:
         return sanitize_line(f"{call.function} {format_line(call.place)}", 80)
@@ -172,17 +172,17 @@ def location_of(rank: RankInspection) -> str:
     return sanitize_line(f"{function}{format_line(line)}", 80)
 
 
-def correct_completed(now: Inspection, before: Inspection | None) -> Inspection:
+def correct_completed_counts(now: Inspection, before: Inspection | None) -> Inspection:
     """Increase the completed operations of ranks that do not wait, as far as this or the last inspection shows it."""
     earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
 
-    def correct(state: GroupState, known: Iterable[GroupState]) -> GroupState:
+    def correct_group(state: GroupState, known: Iterable[GroupState]) -> GroupState:
         same = (each.completed for each in known if (each.group, each.enqueued) == (state.group, state.enqueued))
         return replace(state, completed=max(state.completed, *same, 0))
 
     ranks = (
-        replace(rank, groups=tuple(correct(each, earlier.get((rank.rank, rank.pid), ())) for each in rank.groups))
-        for rank in correct_counters(now).ranks
+        replace(rank, groups=tuple(correct_group(each, earlier.get((rank.rank, rank.pid), ())) for each in rank.groups))
+        for rank in mark_completed_operations(now).ranks
     )
     return replace(now, ranks=tuple(ranks))
 
@@ -226,7 +226,7 @@ def _matches_filter(filter: str, rank: int, about: str) -> bool:
     return False
 
 
-def _elapsed(view: ViewState) -> float:
+def _snapshot_interval_s(view: ViewState) -> float:
     """Return the seconds between the two snapshots; 0 if there is only one."""
     return max(0.0, view.current.inspection.moment - view.previous.inspection.moment) if view.previous else 0.0
 
@@ -238,7 +238,7 @@ def collectives_per_second(view: ViewState) -> float | None:
 
 def collectives_per_second_by_rank(view: ViewState) -> dict[int, float]:
     """Return the collectives per second of each rank for which it is known."""
-    seconds = _elapsed(view)
+    seconds = _snapshot_interval_s(view)
     if view.previous is None or not seconds:
         return {}
     earlier = {
@@ -256,7 +256,7 @@ def collectives_per_second_by_rank(view: ViewState) -> dict[int, float]:
 
 def busy_cpus_by_rank(view: ViewState) -> dict[int, float]:
     """Return the number of CPUs that each rank kept busy between the two snapshots, for ranks where it is known."""
-    seconds = _elapsed(view)
+    seconds = _snapshot_interval_s(view)
     if view.previous is None or not seconds:
         return {}
     earlier = {(rank.rank, rank.pid): rank.cpu for rank in view.previous.inspection.ranks}

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import closest_match
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.code.config_maps import build_code_volume
@@ -29,12 +29,12 @@ from ddplaunch.features.manifest.pod_job import (
     VOLCANO,
     PodGroup,
     PodJob,
-    longest_name,
-    name_from,
+    derive_job_name,
+    max_name_length,
 )
 from ddplaunch.features.manifest.pod_spec import find_rdma_resource
 from ddplaunch.features.submit import batch_command
-from ddplaunch.features.submit.batch_command import JOB_NAME, BatchCommand, invalid_value
+from ddplaunch.features.submit.batch_command import JOB_NAME, BatchCommand, invalid_value_error
 from ddplaunch.features.submit.code_copies import NO_CODE, read_code
 from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
@@ -87,7 +87,7 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     params = {**ctx.params, "job_name": job.name}
     sources, notes = {"job-name": "the target", "nodes": "default"}, job_notes(job, code, dry_run=dry_run)
-    batch_command.print_sources(ctx, params, sources, notes, dry_run=dry_run)
+    batch_command.print_value_sources(ctx, params, sources, notes, dry_run=dry_run)
     return 0
 
 
@@ -103,7 +103,7 @@ def read_pod_code(ctx: click.Context, target: str) -> CodeArchive | None:
     except UsageError:
         if is_in_copy:
             raise  # other targets may be in the image alone
-    return read_code(ctx, current_directory(), local_target)
+    return read_code(ctx, require_current_folder(), local_target)
 
 
 def job_notes(job: PodJob, code: CodeArchive | None, *, dry_run: bool) -> Iterator[str]:
@@ -135,13 +135,13 @@ def read_pod_job(ctx: click.Context, target: str, code: CodeArchive | None) -> P
     derived: dict[str, Any] = {
         "command": batch_command.run_argv(ctx),
         "name": name,
-        "code": build_code_volume(code, name, code.run_folder(current_directory())) if code else None,
+        "code": build_code_volume(code, name, code.run_folder(require_current_folder())) if code else None,
         "kind": JOBSET if groups else params["kind"],
         "groups": groups,
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
-        "resources": _quantities(params["resources"]),
-        "requests": _quantities(params["requests"]),
+        "resources": _parse_quantities(params["resources"]),
+        "requests": _parse_quantities(params["requests"]),
         "seconds": batch_command.parse_time_s(params["time"] or "UNLIMITED"),
         "preempt_grace": params["preempt_grace"] if params["preempt_signal"] == signal.SIGTERM else 0.0,
         "ttl_s": batch_command.parse_time_s(params["ttl"]) if params["ttl"] else None,
@@ -157,14 +157,14 @@ def read_pod_job(ctx: click.Context, target: str, code: CodeArchive | None) -> P
     return job
 
 
-def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
+def _parse_quantities(texts: Sequence[str]) -> dict[str, str | int]:
     """Parse texts NAME=N into Kubernetes' quantities: a number for CPUs and devices, else a size."""
     quantities: dict[str, str | int] = {}
     for name, value in values.parse_key_values(texts).items():
         if name == "cpu" or "/" in name:
             quantities[name] = int(value) if value.isdigit() else value
         else:
-            quantities[name] = values.format_size(value) or 0
+            quantities[name] = values.to_kubernetes_size(value) or 0
     return quantities
 
 
@@ -243,7 +243,7 @@ def _pod_groups(ctx: click.Context, target: str, nodes: int, *, is_elastic: bool
         what = f"--gang {VOLCANO} does not start all pods of a JobSet together that has several Jobs"
         raise UsageError(what, f"--gang {COSCHEDULING}, or --kind job for pods of one shape")
     firsts = accumulate((each.nodes for each in node_groups), initial=0)
-    names = [name_from(each.program, MAX_DNS_LABEL) for each in node_groups]
+    names = [derive_job_name(each.program, MAX_DNS_LABEL) for each in node_groups]
     if len({*names}) < len(names):
         what = f"names of programs are equal in small letters: {', '.join(each.program for each in node_groups)}"
         raise UsageError(what, "rename one of them")
@@ -257,10 +257,10 @@ def _job_name(ctx: click.Context, target: str, nodes: int, groups: Sequence[PodG
     params = ctx.params
     name, unique = params["job_name"], params["unique_name"]
     suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=SUFFIX_LENGTH - 1))}" if unique else ""
-    longest = longest_name(nodes, JOBSET if groups else params["kind"], groups) - len(suffix)
+    longest = max_name_length(nodes, JOBSET if groups else params["kind"], groups) - len(suffix)
     if name is None:
-        return name_from(target, longest) + suffix
+        return derive_job_name(target, longest) + suffix
     if not NAME.fullmatch(name) or len(name) > longest:
         rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
-        raise invalid_value(ctx, JOB_NAME, name, rule, f"--job-name {name_from(name, longest)}")
+        raise invalid_value_error(ctx, JOB_NAME, name, rule, f"--job-name {derive_job_name(name, longest)}")
     return f"{name}{suffix}"

@@ -42,7 +42,7 @@ _OF_RUNTIME = {
 """Fields that only the runtime can set, and their options."""
 
 
-def train_job(job: PodJob) -> dict[str, Any]:
+def trainjob_spec(job: PodJob) -> dict[str, Any]:
     """Return the spec of a TrainJob. Raises UsageError for options that only the runtime can set."""
     hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
     refuse_options(job, _OF_RUNTIME, "the runtime decides that", hint)
@@ -79,7 +79,7 @@ _OF_OPERATOR = {"min_nodes": "--nodes as a range", "gang": "--gang", "restricted
 """Fields that the operator itself decides, or that its init containers prevent, and their options."""
 
 
-def pytorch_job(job: PodJob) -> dict[str, Any]:
+def pytorchjob_spec(job: PodJob) -> dict[str, Any]:
     """Return the spec of a PyTorchJob. Raises UsageError for options that only the operator can set."""
     refuse_options(job, _OF_OPERATOR, "the operator decides that", "leave it out, or use --kind jobset")
     pod = pod_spec(job)

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
-from ddplaunch.features.manifest.kubeflow_jobs import TTL_FIELD, pytorch_job, train_job
+from ddplaunch.features.manifest.kubeflow_jobs import TTL_FIELD, pytorchjob_spec, trainjob_spec
 from ddplaunch.features.manifest.pod_job import (
     CONTAINER,
     COSCHEDULING,
@@ -63,11 +63,11 @@ def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """Yield the Kubernetes objects of the job, with comments; the Job, JobSet or job of Kubeflow is last."""
     metadata = drop_empty({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
     if job.gang == COSCHEDULING:
-        group = {with_comment("minMember", _min_member(job)): job.required_nodes}
+        group = {with_comment("minMember", _min_member_comment(job)): job.required_nodes}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     yield from _config_maps(job, metadata)
     if job.kind == JOB and job.nodes > 1:
-        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
+        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service_spec(job)}
     annotations = {**job.annotations, **(_gang_annotations(job) if job.kind == JOB else {})}
     version, kind, spec_of = _KINDS[job.kind]
     spec = spec_of(job)
@@ -93,24 +93,26 @@ def _labels(job: PodJob) -> dict[str, str]:
 
 def _gang_annotations(job: PodJob) -> dict[str, Any]:
     """Return the annotation from which Volcano creates the PodGroup; the Job owns it, so both are deleted together."""
-    return {with_comment(_MIN_MEMBER, _min_member(job)): str(job.required_nodes)} if job.gang == VOLCANO else {}
+    return {with_comment(_MIN_MEMBER, _min_member_comment(job)): str(job.required_nodes)} if job.gang == VOLCANO else {}
 
 
-def _min_member(job: PodJob) -> str:
+def _min_member_comment(job: PodJob) -> str:
     return f"{'All' if job.required_nodes == job.nodes else 'This many'} pods start together, or none."
 
 
-def _service(job: PodJob) -> dict[str, Any]:
+def _service_spec(job: PodJob) -> dict[str, Any]:
     stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.ttl_s is not None else ""
     return {
-        with_comment("clusterIP", f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}"): "None",
+        with_comment(
+            "clusterIP", f"Headless: it only gives the pods names. Node 0 is {job.node_zero_dns_name}.{stays}"
+        ): "None",
         with_comment("publishNotReadyAddresses", "The nodes look for node 0 before it is ready."): True,
-        "selector": job.own_pods,
+        "selector": job.pod_selector,
     }
 
 
-def _jobset(job: PodJob) -> dict[str, Any]:
-    network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."
+def _jobset_spec(job: PodJob) -> dict[str, Any]:
+    network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero_dns_name}."
     jobs = [_replicated_job(each.name, replace(job, group=each)) for each in job.groups]
     return {
         with_comment("network", network): {"enableDNSHostnames": True},
@@ -176,8 +178,8 @@ def _pod_failure_rules(action: str) -> list[Any]:
 
 _KINDS: dict[str, tuple[str, str, Callable[[PodJob], dict[str, Any]]]] = {
     JOB: ("batch/v1", "Job", _job),
-    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", _jobset),
-    TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
-    PYTORCHJOB: ("kubeflow.org/v1", "PyTorchJob", pytorch_job),
+    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", _jobset_spec),
+    TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob", trainjob_spec),
+    PYTORCHJOB: ("kubeflow.org/v1", "PyTorchJob", pytorchjob_spec),
 }
 """For each kind: API version, name in the API, and the function that builds its spec."""

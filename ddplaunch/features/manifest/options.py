@@ -35,7 +35,7 @@ HEADINGS = {
         option("--resource resources", "NAME=N", "Other resource of each node, like rdma/hca=8", read.read_resources,
                multiple=True),
         option("--request requests", "NAME=N", "Request below the limit, like cpu=32 or memory=500G",
-               read.read_requests, multiple=True),
+               read.read_resource_requests, multiple=True),
         option("-t --time", "TIME", TIME_HELP, read.time_limit),
     ),
     "Which nodes": (

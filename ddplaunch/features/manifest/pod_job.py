@@ -111,12 +111,12 @@ class PodJob(Struct, frozen=True):
     group: PodGroup | None = None  # the group whose pods are being built; None without groups
 
     @property
-    def node_zero(self) -> str:
+    def node_zero_dns_name(self) -> str:
         """The DNS name of the first pod, which the job's Service provides."""
         return f"{_pod_prefix(self.name, self.kind, self.groups)}0.{self.name}"
 
     @property
-    def own_pods(self) -> dict[str, str]:
+    def pod_selector(self) -> dict[str, str]:
         """The label, set by the controller, that selects the pods of this job."""
         labels = {JOB: JOB_NAME, PYTORCHJOB: "training.kubeflow.org/job-name"}
         return {labels.get(self.kind, "jobset.sigs.k8s.io/jobset-name"): self.name}
@@ -148,13 +148,13 @@ def _pod_prefix(name: str, kind: str, groups: Sequence[PodGroup] = ()) -> str:
     return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, replicated) }"
 
 
-def longest_name(nodes: int, kind: str = JOB, groups: Sequence[PodGroup] = ()) -> int:
+def max_name_length(nodes: int, kind: str = JOB, groups: Sequence[PodGroup] = ()) -> int:
     """Return the maximum length of a job name: its last pod's name, like NAME-node-0-INDEX, must be a DNS label."""
     prefixes = [_pod_prefix("", kind, [each]) for each in groups] or [_pod_prefix("", kind)]
     return MAX_DNS_LABEL - max(len(f"{prefix}{nodes - 1}") for prefix in prefixes)
 
 
-def name_from(text: str, longest: int) -> str:
+def derive_job_name(text: str, longest: int) -> str:
     """Derive a valid job name from a target or an invalid name."""
     last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
     without_accents = unicodedata.normalize("NFKD", last).encode("ascii", "ignore").decode()

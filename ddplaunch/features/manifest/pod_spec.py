@@ -48,7 +48,7 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
             **_placement(job),
             "serviceAccountName": job.service_account,
             token: None if job.service_account else False,
-            "securityContext": _identity(job),
+            "securityContext": _security_context(job),
             "imagePullSecrets": [{"name": name} for name in job.pull_secrets],
             "containers": [_container(job)],
             "volumes": list(_volumes(job)),
@@ -58,7 +58,7 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
 
 def _placement(job: PodJob) -> dict[str, Any]:
     """Return the fields that decide where pods run."""
-    selector = {"matchLabels": job.own_pods}
+    selector = {"matchLabels": job.pod_selector}
     labels: dict[str, str] = {}
     rules: list[dict[str, Any]] = []
     for text in job.constraint:
@@ -86,7 +86,7 @@ def _placement(job: PodJob) -> dict[str, Any]:
     }
 
 
-def _identity(job: PodJob) -> dict[str, Any]:
+def _security_context(job: PodJob) -> dict[str, Any]:
     """Return the security context: user, group, seccomp profile."""
     user, group = job.user or (None, None)
     return drop_empty(
@@ -115,7 +115,7 @@ def _container(job: PodJob) -> dict[str, Any]:
     ports = with_comment("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
     message = with_comment("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
-    mounts += [{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []
+    mounts += [{"name": "tmp", "mountPath": "/tmp"}] if _needs_tmp_volume(job) else []
     for name, mount in _named_mounts(job):
         mounts.append(drop_empty({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None}))
     mounts += job.code.mounts if job.code else ()
@@ -163,7 +163,7 @@ def find_rdma_resource(job: PodJob) -> str | None:
     return next(filter(_RDMA_PATTERN.search, job.resources), None)
 
 
-def _has_tmp(job: PodJob) -> bool:
+def _needs_tmp_volume(job: PodJob) -> bool:
     return job.restricted and all(mount.path.rstrip("/") != "/tmp" for mount in job.mounts)
 
 
@@ -172,7 +172,7 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
     if job.kind not in _KUBEFLOW:
         rank_variables[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
-            rank_variables |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
+            rank_variables |= {ADDRESS_VARIABLE: job.node_zero_dns_name, PORT_VARIABLE: str(DEFAULT_PORT)}
         if job.group:
             rank_variables[FIRST_NODE_VARIABLE] = str(job.group.first_node)
     secret = [
@@ -194,7 +194,7 @@ def _volumes(job: PodJob) -> Iterator[Any]:
     size = {"sizeLimit": job.shm} if job.shm else {}
     why = "DataLoader workers pass batches through it; the default is 64 MB. It counts as memory."
     yield {with_comment("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
-    if _has_tmp(job):
+    if _needs_tmp_volume(job):
         yield {"name": "tmp", "emptyDir": {}}
     for name, mount in _named_mounts(job):
         yield {"name": name, **_source(mount)}

@@ -23,13 +23,13 @@ _RESERVED_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false"
 """Words that YAML 1.1 reads as booleans or null, in upper and lower case (yaml.org/type/bool.html)."""
 
 
-class _Key(str):
+class _CommentedKey(str):
     comment: str
 
 
 def with_comment(key: str, comment: str) -> str:
     """Return a mapping key with a comment to write above it, or above the list entry of which it is the first key."""
-    commented = _Key(key)
+    commented = _CommentedKey(key)
     commented.comment = comment
     return commented
 
@@ -60,24 +60,24 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
         super().increase_indent(flow, False)
 
     def expect_block_mapping_key(self, first: bool = False) -> None:
-        self._comment(self.event)
+        self._write_comment(self.event)
         super().expect_block_mapping_key(first)
 
     def expect_block_sequence_item(self, first: bool = False) -> None:
         if isinstance(self.event, yaml.MappingStartEvent):
-            self._comment(self.events[0])
+            self._write_comment(self.events[0])
         super().expect_block_sequence_item(first)
 
-    def _comment(self, event: Any) -> None:
+    def _write_comment(self, event: Any) -> None:
         key = getattr(event, "value", None)
-        if isinstance(key, _Key) and key is not self.above:
+        if isinstance(key, _CommentedKey) and key is not self.above:
             self.above = key
             for line in key.comment.splitlines():
                 self.write_indent()
                 self.write_indicator(f"# {line}", need_whitespace=False)
 
 
-def _string(dumper: _Dumper, text: str) -> Any:
+def _represent_string(dumper: _Dumper, text: str) -> Any:
     if odd := re.search("[\0\ud800-\udfff]", text):  # surrogates: bytes of a command line that are not UTF-8
         raise UsageError(f"a manifest cannot hold {odd[0]!r}", "use text in UTF-8")
     style = None if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED_WORDS else '"'
@@ -86,11 +86,16 @@ def _string(dumper: _Dumper, text: str) -> Any:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-def _list(dumper: _Dumper, values: Sequence[Any]) -> Any:
+def _represent_list(dumper: _Dumper, values: Sequence[Any]) -> Any:
     """Write a short list of scalars in one line."""
     scalars = not any(isinstance(each, (Mapping, list, tuple)) for each in values)
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, scalars and len(repr(values)) < WIDTH)
 
 
-for _kind, _represent in {str: _string, _Key: _string, list: _list, tuple: _list}.items():
+for _kind, _represent in {
+    str: _represent_string,
+    _CommentedKey: _represent_string,
+    list: _represent_list,
+    tuple: _represent_list,
+}.items():
     _Dumper.add_representer(_kind, _represent)

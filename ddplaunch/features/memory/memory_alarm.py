@@ -36,7 +36,7 @@ class MemoryAlarm:
         for cgroup in limited:
             with suppress(OSError):
                 if cgroup.setting == "memory.max":
-                    self._watch_file(f"{cgroup.path}/memory.events")
+                    self._watch_events_file(f"{cgroup.path}/memory.events")
                 else:
                     self._watch_usage(cgroup.path, [int(part * (cgroup.limit or 0)) for part in LIMIT_FRACTIONS])
         if not limited:
@@ -49,7 +49,7 @@ class MemoryAlarm:
         self._consumers[file] = partial(consume, file)
         return file
 
-    def _watch_file(self, path: str) -> None:
+    def _watch_events_file(self, path: str) -> None:
         """Watch the file memory.events: after each change it has an EPOLLPRI event until it is read."""
         file = self._open(path, os.O_RDONLY, lambda file: os.pread(file, 4096, 0))
         self._consumers[file]()

@@ -58,14 +58,14 @@ def explain_oom(
     ``longer``: points over a longer time, but coarser: memory that forked processes share counts for each of them.
     """
     goes_back = len(longer) > 1 and (len(points) < 2 or points[0].moment - longer[0].moment > _MIN_GAP_S)
-    grew = longer if goes_back and _is_growth(longer) else points
+    grew = longer if goes_back and _has_grown(longer) else points
     known = points if len(points) > 1 or not longer else longer
     lines = [
         _describe_limit(shortage),
-        _describe_owner(shortage, known[-1]) if known else "",
+        _describe_usage(shortage, known[-1]) if known else "",
         describe_growth(shortage.rank, grew),
     ]
-    return (*filter(None, lines), _advice(shortage, grew if grew and _is_growth(grew) else known))
+    return (*filter(None, lines), _advice(shortage, grew if grew and _has_grown(grew) else known))
 
 
 def _describe_limit(shortage: OutOfMemory) -> str:
@@ -80,7 +80,7 @@ def _describe_limit(shortage: OutOfMemory) -> str:
     return f"{ended}: this machine had used its {format_size(limit.size)}; {counted_by}"
 
 
-def _describe_owner(shortage: OutOfMemory, last: MemoryPoint) -> str:
+def _describe_usage(shortage: OutOfMemory, last: MemoryPoint) -> str:
     held = [f"rank {shortage.rank} had {format_size(last.own)}", f"its child processes {format_size(last.children)}"]
     if not last.children:
         held.pop()
@@ -97,9 +97,9 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
     """Describe what grew: "in the last 4 min rank 1 grew from 2.1 GiB to 12.4 GiB"; "" if unknown."""
     if not (grown := _growing_fields(points)):
         return ""
-    when = f"in the last {format_elapsed(max(0.1, points[-1].moment - _first_point(points).moment))}"
+    when = f"in the last {format_elapsed(max(0.1, points[-1].moment - _first_recent_point(points).moment))}"
     total = sum(after - before for _, before, after in grown)
-    if not _is_growth(points):
+    if not _has_grown(points):
         return f"{when} memory use hardly grew"
     names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
     words = [
@@ -110,19 +110,19 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
     return f"{when} {', '.join(words)}"
 
 
-def _is_growth(points: Sequence[MemoryPoint]) -> bool:
+def _has_grown(points: Sequence[MemoryPoint]) -> bool:
     """Whether the memory of a rank grew by more than chance."""
     held = points[-1].own + points[-1].children + points[-1].shared
     return sum(after - before for _, before, after in _growing_fields(points)) >= _MIN_GROWTH_FRACTION * held
 
 
-def _first_point(points: Sequence[MemoryPoint]) -> MemoryPoint:
+def _first_recent_point(points: Sequence[MemoryPoint]) -> MemoryPoint:
     return next(each for each in points if each.moment >= points[-1].moment - _HISTORY_S)
 
 
 def _growing_fields(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]:
     """Return the fields of ``MemoryPoint`` that grew, with bytes before and after; the largest growth first."""
-    if len(points) < 2 or (first := _first_point(points)) is points[-1]:
+    if len(points) < 2 or (first := _first_recent_point(points)) is points[-1]:
         return []
     last = points[-1]
     both = [(part, getattr(first, part) or 0, getattr(last, part) or 0) for part in _ADVICE]
@@ -131,7 +131,7 @@ def _growing_fields(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]
 
 def _advice(shortage: OutOfMemory, points: Sequence[MemoryPoint]) -> str:
     """Return advice on the part of the memory that grew most or, if that is unknown, on the largest part."""
-    parts = [part for part, *_ in _growing_fields(points) if part != "cache"] if points and _is_growth(points) else []
+    parts = [part for part, *_ in _growing_fields(points) if part != "cache"] if points and _has_grown(points) else []
     if not parts and points:
         parts = sorted(("own", "children", "shared"), key=lambda part: -getattr(points[-1], part))
     limit = shortage.limit

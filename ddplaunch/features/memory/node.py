@@ -148,23 +148,23 @@ class RankMemory:
             grew = describe_growth(rank, points)
             return "\n".join(filter(None, (_describe_shared_memory(), grew)))
         if number == signal.SIGKILL:
-            return self._find_kill(rank, pid, [pid], peak)
+            return self._explain_oom_kill(rank, pid, [pid], peak)
         if _WORKER_KILLED.search(text):
             named = [int(each) for found in _PIDS.findall(text) for each in re.findall(r"[0-9]{1,9}", found)]
             unexplained = [
                 each
                 for each, kill in self._log.read_kills().items()
-                if each not in self._explained and self._in_our_cgroup(kill)
+                if each not in self._explained and self._is_in_our_cgroup(kill)
             ]
-            return self._find_kill(rank, pid, named or unexplained, peak)
+            return self._explain_oom_kill(rank, pid, named or unexplained, peak)
         return None
 
-    def _in_our_cgroup(self, killed: OomKill) -> bool:
+    def _is_in_our_cgroup(self, killed: OomKill) -> bool:
         """Whether the killed process was in this job's control group or a descendant of it."""
         name = self._before[0].name if self._before else "/"
         return killed.cgroup is not None and f"{killed.cgroup}/".startswith(f"{name.rstrip('/')}/")
 
-    def _find_kill(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
+    def _explain_oom_kill(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
         """Explain why one of ``pids`` was killed, the rank ``pid`` or its workers; None if memory was not short."""
         now, ended = cgroups.read_cgroups(self._root), self._log.read_kills()
         before, after = (each[0].oom_kills if each else None for each in (self._before, now))
@@ -172,7 +172,7 @@ class RankMemory:
         if before is None or after is None:
             before, after = self._machine, self._read_oom_kill_count()
         victim = next((each for each in pids if each in ended), None)
-        accounted = sum(map(self._in_our_cgroup, ended.values()))  # each of them another process
+        accounted = sum(map(self._is_in_our_cgroup, ended.values()))  # each of them another process
         if victim is None and after - before <= (accounted if self._log.is_complete else 0):
             return None
         record = ended[victim] if victim else None
@@ -291,7 +291,7 @@ class RankMemory:
         """Read the proportional anonymous memory of processes; incomplete after ``_PSS_TIMEOUT_S``."""
         sizes: dict[int, int] = {}
 
-        def read() -> None:
+        def read_sizes() -> None:
             try:
                 for pid in pids:
                     sizes[pid] = _read_counter_bytes(pid, "smaps_rollup", "Pss_Anon")
@@ -303,7 +303,7 @@ class RankMemory:
         if much or not self._pss_lock.acquire(blocking=False):
             return {}
         try:
-            _thread.start_new_thread(read, ())
+            _thread.start_new_thread(read_sizes, ())
         except RuntimeError:  # too many processes
             self._pss_lock.release()
         if self._pss_lock.acquire(timeout=_PSS_TIMEOUT_S):

@@ -84,9 +84,11 @@ class PrometheusFile(NodeSide):
 
     def _render(self, status: Status) -> Iterator[str]:
         """Yield the file: each metric with its type, its help text and its series."""
-        labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
+        labels = f'run_id="{_escape_label(status.run_id)}",node_rank="{status.node_rank}"'
 
-        def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
+        def render_metric(
+            name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None
+        ) -> Iterator[str]:
             """``series``: its only value, or values by labels; None where a value is unknown."""
             values = series if isinstance(series, Mapping) else {"": series}
             if known := {more: value for more, value in values.items() if value is not None}:
@@ -94,42 +96,46 @@ class PrometheusFile(NodeSide):
                 yield from (f"ddplaunch_{name}{{{labels}{more}}} {value:.15g}\n" for more, value in known.items())
 
         over, running = self._code is not None, sum(each.state is RankState.RUNNING for each in status.ranks)
-        yield from metric("up", "gauge", "1 while the job runs, 0 after its end.", not over)
-        yield from metric("start_time_seconds", "gauge", "Start of the launcher, as a Unix time.", status.began)
+        yield from render_metric("up", "gauge", "1 while the job runs, 0 after its end.", not over)
+        yield from render_metric("start_time_seconds", "gauge", "Start of the launcher, as a Unix time.", status.began)
         ended = time.time() if over else None
-        yield from metric("end_time_seconds", "gauge", "End of the job, as a Unix time.", ended)
-        yield from metric("exit_code", "gauge", "The exit code of the job.", self._code)
-        yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
-        yield from metric("ranks_running", "gauge", "Running ranks of this node.", running)
-        yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
-        yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
+        yield from render_metric("end_time_seconds", "gauge", "End of the job, as a Unix time.", ended)
+        yield from render_metric("exit_code", "gauge", "The exit code of the job.", self._code)
+        yield from render_metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
+        yield from render_metric("ranks_running", "gauge", "Running ranks of this node.", running)
+        yield from render_metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
+        yield from render_metric("stalls_total", "counter", "Stalls reported.", self._stalls)
         if over:
             return
-        ready = {f',program="{_escaped(each.program)}"': each.state == "ready" for each in status.programs}
-        yield from metric("program_ready", "gauge", "1 while a program beside the ranks is ready.", ready)
-        starts = {f',program="{_escaped(each.program)}"': each.starts for each in status.programs}
-        yield from metric("program_starts_total", "counter", "Starts of a program.", starts)
+        ready = {f',program="{_escape_label(each.program)}"': each.state == "ready" for each in status.programs}
+        yield from render_metric("program_ready", "gauge", "1 while a program beside the ranks is ready.", ready)
+        starts = {f',program="{_escape_label(each.program)}"': each.starts for each in status.programs}
+        yield from render_metric("program_starts_total", "counter", "Starts of a program.", starts)
         if self._snapshot is None:
             return
 
-        programs = {f',program="{_escaped(each.program)}"': each for each in self._snapshot.programs if each.is_running}
+        programs = {
+            f',program="{_escape_label(each.program)}"': each for each in self._snapshot.programs if each.is_running
+        }
         for field, name, kind, text in PROGRAM_METRICS:
-            yield from metric(name, kind, text, {program: getattr(each, field) for program, each in programs.items()})
+            yield from render_metric(
+                name, kind, text, {program: getattr(each, field) for program, each in programs.items()}
+            )
 
         ranks = {f',rank="{rank}"': used for rank, used in self._snapshot.usage.items()}
         for field, name, kind, text in RANK_METRICS:
-            yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
+            yield from render_metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
         completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._snapshot.groups.items()}
         text = "Completed collectives of a rank; reset for new process groups."
-        yield from metric("rank_collectives_total", "counter", text, completed)
+        yield from render_metric("rank_collectives_total", "counter", text, completed)
 
         gpus = {f',gpu="{each.gpu}"': each for each in self._snapshot.gpus}
         busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
         text = "Share of the last second in which the GPU was busy."
-        yield from metric("gpu_busy_ratio", "gauge", text, busy)
+        yield from render_metric("gpu_busy_ratio", "gauge", text, busy)
         for field, name, kind, text in GPU_METRICS:
-            yield from metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})
+            yield from render_metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})
 
 
-def _escaped(label: str) -> str:
+def _escape_label(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

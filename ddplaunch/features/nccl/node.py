@@ -55,7 +55,7 @@ class StallSide(NodeSide):
         match event:
             case JobStalled(text=text) if text and self._ranks is not None:
                 self._inspection = None
-                self._collect(self._context.loop, self._ranks, self._inspect)
+                self._collect_evidence(self._context.loop, self._ranks, self._inspect)
             case RanksInspected(inspection=inspection):
                 self._on_inspected(inspection)
             case AttemptSwept():
@@ -66,7 +66,7 @@ class StallSide(NodeSide):
         from ddplaunch.features.nccl.rpc import StallReply
 
         self._is_stopping = True
-        self._collect(loop, ranks, lambda: reply(StallReply(), True))
+        self._collect_evidence(loop, ranks, lambda: reply(StallReply(), True))
 
     def _inspect(self) -> None:
         from ddplaunch.observe.diagnosis.inspection import Detail
@@ -75,7 +75,7 @@ class StallSide(NodeSide):
         if self._is_node_zero and self._collected is not None:
             inspect_job(self._context.job.rpc, Detail.WAITS, self._context.loop.guard(self._on_inspected))
 
-    def _collect(self, loop: EventLoop, ranks: NodeRanks, on_done: Callback) -> None:
+    def _collect_evidence(self, loop: EventLoop, ranks: NodeRanks, on_done: Callback) -> None:
         """Collect the evidence, and call ``on_done`` once: when it is complete, or at once if none can be collected."""
         if self._waiting is not None:
             self._waiting.append(on_done)
@@ -91,7 +91,7 @@ class StallSide(NodeSide):
             return
         waiting = [on_done]
 
-        def finish(files: StallFiles) -> None:
+        def on_collected(files: StallFiles) -> None:
             self._bytes[number] = files.dump_bytes
             is_current = ranks is self._ranks  # or the next attempt has begun
             if is_current:
@@ -101,9 +101,9 @@ class StallSide(NodeSide):
             if is_current and self._inspection is not None:
                 self._report()
 
-        address = find_address(os.environ) if self._is_node_zero and _may_use_nccl(ranks) else None
+        address = find_address(os.environ) if self._is_node_zero and _is_nccl_likely(ranks) else None
         try:
-            StallFiles(loop, ranks, folder, address, finish).begin(left)
+            StallFiles(loop, ranks, folder, address, on_collected).begin(left)
         except OSError:  # the disk is full, or the folder is not writable
             on_done()
         else:
@@ -147,7 +147,7 @@ def _compare(report: RasReport, inspection: Inspection) -> str:
     return compare(report, inspection)
 
 
-def _may_use_nccl(ranks: NodeRanks) -> bool:
+def _is_nccl_likely(ranks: NodeRanks) -> bool:
     """Whether the ranks have GPUs, or the user has named the address of the RAS service."""
     from ddplaunch.features.nccl.ras_client import ADDRESS_VARIABLE
 

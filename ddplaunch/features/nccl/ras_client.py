@@ -38,7 +38,7 @@ def ask_service(address: tuple[str, int], deadline: float, is_ours: Callable[[Ra
         if time.monotonic() >= deadline:
             break
         try:
-            report = parse_reply(_exchange(address, deadline))
+            report = parse_reply(_query_once(address, deadline))
         except TimeoutError:
             continue
         except (OSError, ValueError):
@@ -48,7 +48,7 @@ def ask_service(address: tuple[str, int], deadline: float, is_ours: Callable[[Ra
     return None
 
 
-def _exchange(address: tuple[str, int], deadline: float) -> bytes:
+def _query_once(address: tuple[str, int], deadline: float) -> bytes:
     with socket.create_connection(address, _CONNECT_TIMEOUT_S) as connection:
         connection.sendall(_COMMANDS)
         reply = bytearray()

@@ -81,7 +81,7 @@ class _Communicator(Struct, frozen=True):
     missing_ranks: tuple[_Rank, ...] = ()
 
 
-class _Json(Struct, frozen=True):
+class _JsonReply(Struct, frozen=True):
     communicators: tuple[_Communicator, ...] = ()
 
 
@@ -95,14 +95,14 @@ def parse_reply(reply: bytes) -> RasReport:
         body = body[acknowledgement.end() :]
     if body.lstrip().startswith(b"{"):
         try:
-            found = parse(body, _Json)
+            found = parse(body, _JsonReply)
         except ProtocolError as error:
             raise ValueError(f"{SERVICE}: {error}") from None
-        return _read_json(found, body.decode(errors="replace"))
-    return _read_text(sanitize_text(body.decode(errors="replace")))
+        return _report_from_json(found, body.decode(errors="replace"))
+    return _report_from_text(sanitize_text(body.decode(errors="replace")))
 
 
-def _read_json(found: _Json, text: str) -> RasReport:
+def _report_from_json(found: _JsonReply, text: str) -> RasReport:
     missing, behind, pids = [], [], set[int]()
     for communicator in found.communicators:
         pids.update(rank.pid for rank in (*communicator.ranks, *communicator.missing_ranks))
@@ -121,7 +121,7 @@ def _read_json(found: _Json, text: str) -> RasReport:
     return RasReport(text, True, tuple(missing), tuple(behind), frozenset(pids))
 
 
-def _read_text(text: str) -> RasReport:
+def _report_from_text(text: str) -> RasReport:
     sizes: dict[str, int] = {}
     missing: list[RasMember] = []
     counted: list[list[RasMember]] = []  # for each communicator and operation
@@ -179,11 +179,11 @@ def is_of_job(report: RasReport, pids: Iterable[int], world_size: int) -> bool:
 
 def compare(report: RasReport, inspection: Inspection) -> str:
     """Return a sentence: which ranks the others wait for, by NCCL's report, and whether the inspection agrees."""
-    name = _make_namer(inspection)
-    ours = {rank for wait in find_waits(inspection) for rank in wait.roots}
+    name = _make_rank_finder(inspection)
+    ours = {rank for wait in find_waits(inspection) for rank in wait.root_causes}
     if report.missing:
         ranks = {rank for each in report.missing if (rank := name(each)) is not None}
-        what = f"no reply from {format_ranks(sorted(ranks))}" if ranks else _name_processes(report.missing)
+        what = f"no reply from {format_ranks(sorted(ranks))}" if ranks else _describe_silent_processes(report.missing)
     elif report.behind:
         ranks = {rank for each in report.behind if (rank := name(each)) is not None}
         first = report.behind[0]
@@ -199,20 +199,20 @@ def compare(report: RasReport, inspection: Inspection) -> str:
     return f"{SERVICE} differs from that: {what}; the others wait for {format_ranks(sorted(ours))}"
 
 
-def _make_namer(inspection: Inspection) -> Callable[[RasMember], int | None]:
+def _make_rank_finder(inspection: Inspection) -> Callable[[RasMember], int | None]:
     """Return a function that finds a member's rank: by its pid if no two ranks share it, else by NCCL's own number."""
     by_pid: dict[int, list[int]] = {}
     for each in inspection.ranks:
         by_pid.setdefault(each.pid, []).append(each.rank)
 
-    def name(member: RasMember) -> int | None:
+    def find_rank(member: RasMember) -> int | None:
         if member.pid and len(found := by_pid.get(member.pid, [])) == 1:
             return found[0]
         return member.rank if member.size == inspection.world_size else None
 
-    return name
+    return find_rank
 
 
-def _name_processes(members: Iterable[RasMember]) -> str:
+def _describe_silent_processes(members: Iterable[RasMember]) -> str:
     named = sorted({f"process {each.pid} on {each.host}" for each in members if each.pid})
     return f"no reply from {', '.join(named[:3]) or 'some ranks'}"

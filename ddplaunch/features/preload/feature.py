@@ -17,9 +17,9 @@ class Preload(Feature):
     options = (Preloading,)
 
     def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
-        from ddplaunch.features.preload.preload_plan import choose_preload
+        from ddplaunch.features.preload.preload_plan import choose_zygote_plan
 
-        return choose_preload(options, plan)
+        return choose_zygote_plan(options, plan)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         from ddplaunch.features.preload.node import SlowStartNotes

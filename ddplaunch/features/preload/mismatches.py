@@ -21,7 +21,7 @@ _MAX_PROGRAMS = 500  # the oldest are dropped
 _MAX_AGE_S = 7 * 24 * 3600.0  # packages and settings change meanwhile
 
 
-class Mismatch(Struct, frozen=True):
+class PreloadMismatch(Struct, frozen=True):
     """An import of a program that did not fit what was preloaded.
 
     Attributes:
@@ -39,7 +39,7 @@ class Mismatch(Struct, frozen=True):
     moment: float = 0.0
 
 
-def find_mismatch(program: str | None) -> Mismatch | None:
+def find_mismatch(program: str | None) -> PreloadMismatch | None:
     """Return the mismatch that was stored for the program in this file in the last days.
 
     None if there was none, or if the file has changed.
@@ -54,11 +54,11 @@ def find_mismatch(program: str | None) -> Mismatch | None:
         return None
 
 
-def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
+def remember_mismatch(program: str | None, mismatch: PreloadMismatch) -> None:
     """Store the mismatch in a run of the program in this file; do nothing if the state folder cannot be used."""
     try:
         path = os.path.abspath(program or "")
-        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, checksum(path), time.time())
+        content = PreloadMismatch(mismatch.module, mismatch.differs, mismatch.had_packages, checksum(path), time.time())
         known = {name: each for name, each in _read().items() if name != path}
         known = dict([*known.items(), (path, content)][-_MAX_PROGRAMS:])
         file = state_file("mismatches")
@@ -78,10 +78,10 @@ def state_file(name: str) -> str:
     return os.path.join(os.path.dirname(runs), name)
 
 
-def _read() -> dict[str, Mismatch]:
+def _read() -> dict[str, PreloadMismatch]:
     try:
         content = read_regular_file(state_file("mismatches"), MAX_STATE_BYTES, follow_symlinks=False)
-        return parse(content, dict[str, Mismatch])
+        return parse(content, dict[str, PreloadMismatch])
     except (FileNotFoundError, ProtocolError):
         return {}
 

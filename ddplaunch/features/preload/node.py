@@ -13,14 +13,14 @@ from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload.mismatches import (
     MAX_STATE_BYTES,
-    Mismatch,
+    PreloadMismatch,
     checksum,
     remember_mismatch,
     state_file,
 )
 
 
-def is_new(path: str | None, note: str) -> bool:
+def record_if_new(path: str | None, note: str) -> bool:
     """Whether a note on the program at ``path`` was not shown before; record it as shown.
 
     True also if the state file cannot be used.
@@ -56,7 +56,9 @@ class SlowStartNotes(NodeSide):
             return
         self._had_packages = bool(self._plan.fallback) and event.modules != self._plan.fallback
         slow, because = None, event.because
-        if event.forks and because and because != self._plan.explain(None)[0]:  # else the fallback was not needed
+        if (
+            event.forks and because and because != self._plan.explain_exclusions(None)[0]
+        ):  # else the fallback was not needed
             imported = f"preloading failed, only {join_names(event.modules)} was preloaded"
             slow = f"{imported}: {because}; --preload torch avoids the attempt"
         elif because and not (event.forks or event.unsafe):
@@ -65,7 +67,7 @@ class SlowStartNotes(NodeSide):
                 slow += "; faster: set it in the shell"
             elif because.endswith(" when it imports torch"):
                 slow += "; faster: `import torch` above that"
-        if slow and is_new(self._source, slow):
+        if slow and record_if_new(self._source, slow):
             self._show_note(slow)
         if event.unsafe:
             self._show_note(f"ranks are not forked but started as new interpreters: {event.unsafe}")
@@ -76,7 +78,7 @@ class SlowStartNotes(NodeSide):
         self._has_mismatch = True
         is_remembered = not self._plan.user_modules
         if is_remembered:
-            remember_mismatch(self._source, Mismatch(event.module, event.differs, self._had_packages))
+            remember_mismatch(self._source, PreloadMismatch(event.module, event.differs, self._had_packages))
         because = f"{event.module} was preloaded, and ranks cannot use it: {event.differs}"
         if event.outcome == "restarts":
             next_run = "the next run of this program imports it in each rank"

@@ -14,7 +14,7 @@ from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import select_imports
 from ddplaunch.features.preload.known_packages import PackageTable
-from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch
+from ddplaunch.features.preload.mismatches import PreloadMismatch, find_mismatch
 from ddplaunch.features.preload.options import Preloading
 from ddplaunch.features.preload.program_source import TORCH, Assignment, ProgramSource
 from ddplaunch.system.plan.plan import Plan
@@ -63,7 +63,7 @@ _IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "feature
 """Files of this feature that the zygote loads."""
 
 
-def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
+def choose_zygote_plan(options: Options, plan: Plan) -> ZygotePlan:
     """Choose what the zygote imports; with one rank and no restarts, the zygote forks only if that is faster."""
     preload = options[Preloading].preload or AUTO_PRELOAD
     by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
@@ -78,7 +78,7 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     )
 
 
-def _avoid_mismatch(plan: ZygotePlan, mismatch: Mismatch) -> ZygotePlan:
+def _avoid_mismatch(plan: ZygotePlan, mismatch: PreloadMismatch) -> ZygotePlan:
     """Return a plan that preloads less than the earlier run of the program, in which preloaded modules did not fit."""
     because = f"{mismatch.differs} when it imports {mismatch.module}"
     if mismatch.had_packages and mismatch.module.partition(".")[0] != TORCH and plan.fallback:
@@ -105,7 +105,7 @@ def make_preload_plan(
     """
     if target.kind is TargetKind.PROGRAM:
         return ZygotePlan()
-    if start_code := site_hooks.find_start_code(rank_variables):
+    if start_code := site_hooks.find_unsafe_start_code(rank_variables):
         return ZygotePlan(unsafe=start_code)
     if preload == NO_PRELOAD:
         return ZygotePlan(forks=True, source="--preload")
@@ -115,7 +115,9 @@ def make_preload_plan(
     if preload not in (AUTO_PRELOAD, TORCH):
         modules = tuple(preload.split(","))
         return ZygotePlan(True, modules, modules, settings=tuple(settings.items()), source="--preload")
-    if preload == AUTO_PRELOAD and (backend := site_hooks.find_backend(target.sys_path_0, {**environ, **settings})):
+    if preload == AUTO_PRELOAD and (
+        backend := site_hooks.find_backend_plugin(target.sys_path_0, {**environ, **settings})
+    ):
         return ZygotePlan(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
     if because := _find_obstacle(source, effective, settings):
         return ZygotePlan(reason=because)

@@ -113,7 +113,7 @@ class _ProgramReader:
 
     def read(self, path: str, module: str) -> ProgramSource:
         if module and (root := self._find_own_root(module.partition(".")[0])):
-            for file in source.import_files(module, root):
+            for file in source.files_run_by_import(module, root):
                 self._read_file(file, root, is_deferred=False)
         self._read_file(path, self._sys_path_0, is_deferred=False, is_program=True)
         for file, root, body in self._deferred:  # which grows
@@ -194,7 +194,7 @@ class _ProgramReader:
             return
         names_of_modules = [module, *(f"{module}.{each}" for each in names)]
         own_root = root if level else self._find_own_root(top)
-        own = [file for each in names_of_modules if own_root for file in source.import_files(each, own_root)]
+        own = [file for each in names_of_modules if own_root for file in source.files_run_by_import(each, own_root)]
         for each in own:
             self._read_file(each, own_root or "", is_deferred=is_deferred)
         if not own and not level:
@@ -203,10 +203,10 @@ class _ProgramReader:
 
     def _find_own_root(self, top: str) -> str | None:
         """Return the folder with the program's own module ``top``; None if ``top`` is not one of its own modules."""
-        if next(source.import_files(top, self._sys_path_0), None):
+        if next(source.files_run_by_import(top, self._sys_path_0), None):
             return self._sys_path_0
         if (spec := source.find_module(top, "")) is None:
-            return next((each for each in self._folders if next(source.import_files(top, each), None)), None)
+            return next((each for each in self._folders if next(source.files_run_by_import(top, each), None)), None)
         path = [*(spec.submodule_search_locations or ()), spec.origin or ""][0]
         folder = os.path.dirname(path)
         is_installed = not SITE_DIR_NAMES.isdisjoint(folder.split(os.sep)) or top == TORCH
@@ -218,18 +218,18 @@ def _find_assignments(node: ast.AST) -> Iterator[_Found]:
     """Find where environment variables are set in a statement."""
     match node:
         case ast.Assign(targets=[ast.Subscript(value=mapping, slice=key)], value=value) if _is_environ(mapping):
-            yield from _pair(node, key, value)
+            yield from _iter_assignment(node, key, value)
         case ast.Call(func=ast.Attribute(value=mapping, attr="setdefault"), args=[key, value]) if _is_environ(mapping):
-            yield from _pair(node, key, value, is_default=True)
+            yield from _iter_assignment(node, key, value, is_default=True)
         case ast.AugAssign(target=mapping, value=ast.Dict() as added) if _is_environ(mapping):
             for each, new in zip(added.keys, added.values, strict=True):
-                yield from _pair(node, each, new)
+                yield from _iter_assignment(node, each, new)
         case ast.Call(func=ast.Attribute(value=mapping, attr="update"), args=args) if _is_environ(mapping):
             for each in args:
                 for key, value in zip(getattr(each, "keys", ()), getattr(each, "values", ()), strict=True):
-                    yield from _pair(node, key, value)
+                    yield from _iter_assignment(node, key, value)
             for keyword in node.keywords:
-                yield from _pair(node, ast.Constant(keyword.arg), keyword.value)
+                yield from _iter_assignment(node, ast.Constant(keyword.arg), keyword.value)
     for name in node._fields:
         found = getattr(node, name, None)
         for below in found if isinstance(found, list) else [found]:
@@ -237,7 +237,7 @@ def _find_assignments(node: ast.AST) -> Iterator[_Found]:
                 yield from _find_assignments(below)
 
 
-def _pair(node: Any, key: object, value: object, *, is_default: bool = False) -> Iterator[_Found]:
+def _iter_assignment(node: Any, key: object, value: object, *, is_default: bool = False) -> Iterator[_Found]:
     name = getattr(key, "value", None)
     text = value.value if isinstance(value, ast.Constant) else None
     if isinstance(name, str):

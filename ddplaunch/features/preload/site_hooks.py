@@ -51,17 +51,17 @@ _HARMLESS_BUILTINS = {
 }
 
 
-def find_start_code(rank_variables: Collection[str]) -> str | None:
+def find_unsafe_start_code(rank_variables: Collection[str]) -> str | None:
     """Find a start-up file whose code may do something else in a rank: "…/sitecustomize.py runs code …"."""
-    for path, text in _list_code():
+    for path, text in _list_start_code():
         if match := re.search(rf"\b({'|'.join(map(re.escape, sorted(rank_variables)))})\b", text):
             return f"{path} mentions {match[1]}, which is not set when the zygote starts Python"
-        if not _is_known(text) and not _is_harmless(text):
+        if not _is_known_line(text) and not _is_harmless(text):
             return f"{path} runs code when Python starts, which may do something else in each rank"
     return None
 
 
-def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | None:
+def find_backend_plugin(sys_path_0: str | None, environ: Mapping[str, str]) -> str | None:
     """Return the distribution whose backend plugin ``import torch`` loads, as "torch-npu 2.5".
 
     None without one, or if ``TORCH_DEVICE_BACKEND_AUTOLOAD`` in ``environ`` disables plugins.
@@ -73,7 +73,7 @@ def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | No
     return found[0].distribution if found else None
 
 
-def _list_code() -> Iterator[tuple[str, str]]:
+def _list_start_code() -> Iterator[tuple[str, str]]:
     """Yield the start-up code of this interpreter, as path and text; ``.pth`` files line by line."""
     for name in ("sitecustomize", "usercustomize"):
         if path := getattr(sys.modules.get(name), "__file__", None):
@@ -84,7 +84,7 @@ def _list_code() -> Iterator[tuple[str, str]]:
             yield from ((path, line) for line in lines if line.startswith(("import ", "import\t")))
 
 
-def _is_known(text: str) -> bool:
+def _is_known_line(text: str) -> bool:
     for line, variables in _KNOWN_LINES.items():
         if re.fullmatch(line, text.strip()):
             return os.environ.keys().isdisjoint(variables)

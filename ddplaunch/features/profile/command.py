@@ -21,8 +21,8 @@ from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.output.run_log import run_names
-from ddplaunch.features.profile.hot_spots import HotSpot, find_hot_spots, find_outliers, late_ranks
+from ddplaunch.core.output.run_log import candidate_names
+from ddplaunch.features.profile.hot_spots import HotSpot, describe_late_ranks, find_hot_spots, find_outliers
 from ddplaunch.features.profile.profile_files import perfetto_trace, speedscope_file
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, STARTING, RankProfile
 from ddplaunch.features.profile.request import ProfileJobRequest
@@ -70,7 +70,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
     if batch_job := find_running_batch_job(run, "profile"):
-        copy_hint = get_scheduler(batch_job.job).copy_hint(batch_job.state)
+        copy_hint = get_scheduler(batch_job.job).file_copy_hint(batch_job.state)
         folder = TMP if copy_hint else os.path.normpath(os.path.join(current_folder(), output))
         words = ["--seconds", f"{seconds:g}", "--output", folder]
         words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
@@ -81,7 +81,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     tool = py_spy.find_py_spy("--py-spy") if spied else ""
     job = find_running(run)
     pids = _find_pids(job.path, spied) if spied else {}
-    names = run_names(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
+    names = candidate_names(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
     title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
     click.echo(f"taking a profile of {sanitize_line(job.run_id)} for {seconds:g} s …", err=True)
     recording = py_spy.PySpyRecording(tool, pids, seconds, os.path.join(output, title))
@@ -90,16 +90,16 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         of_py_spy, more = recording.wait()
     finally:
         recording.stop()
-    known = _known_profiles(profiles, notes)
-    notes += [*more, *(_without_torch(known) if torch else [])]
+    known = _taken_profiles(profiles, notes)
+    notes += [*more, *(_missing_torch_notes(known) if torch else [])]
     local = [each for each in known if each.torch and _is_local(each)]
     of_torch = {each.rank: _move_torch_trace(each, os.path.join(output, title)) for each in local}
     paths = [
-        _write(os.path.join(output, f"{title}.trace.json"), _to_json_array(perfetto_trace(known, of_torch))),
+        _write(os.path.join(output, f"{title}.trace.json"), _format_trace_file(perfetto_trace(known, of_torch))),
         _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
     ]
     spots = find_hot_spots(known)
-    sentences, late = late_ranks(known)
+    sentences, late = describe_late_ranks(known)
     differ = [
         f"rank {each.rank} differs: {_format_share(each.share)} of its time is in {format_location(each.line)}"
         f" (other ranks: {_format_share(each.others)})"
@@ -107,7 +107,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     ]
     colour = None if is_colour_allowed() else False
     bold = [click.style(sanitize_line(each, 2000), bold=True) for each in (*differ, *sentences)]
-    for line in (*bold, *_format_page(spots, notes)):
+    for line in (*bold, *_format_hot_spots(spots, notes)):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
@@ -118,7 +118,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     return 0
 
 
-def _known_profiles(profiles: Sequence[RankProfile], notes: Sequence[str]) -> list[RankProfile]:
+def _taken_profiles(profiles: Sequence[RankProfile], notes: Sequence[str]) -> list[RankProfile]:
     """Return the profiles that were taken; raise LaunchError if there are none."""
     if all(each.missing_reason == STARTING for each in profiles) and JOB_ENDED_NOTE not in notes:
         raise LaunchError("the ranks have not started yet", "try again in a few seconds")
@@ -173,7 +173,7 @@ def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[Rank
     return sorted(profiles, key=lambda each: each.rank), notes
 
 
-def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
+def _missing_torch_notes(profiles: Iterable[RankProfile]) -> list[str]:
     reasons: dict[str, list[int]] = {}
     for each in profiles:
         if not each.torch:
@@ -195,7 +195,7 @@ def _move_torch_trace(profile: RankProfile, title: str) -> str:
     return path
 
 
-def _format_page(spots: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
+def _format_hot_spots(spots: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
     yield from (click.style(f"note: {note}", fg="yellow") for note in notes)
     shown = [each for each in spots if each.mean_share >= MIN_SHARE][:MAX_LINES]
     rows = []
@@ -214,7 +214,7 @@ def _format_share(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _to_json_array(events: Iterable[Event]) -> Iterator[str]:
+def _format_trace_file(events: Iterable[Event]) -> Iterator[str]:
     """Yield the lines of a file in the trace event format, one event in each."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for number, each in enumerate(events):

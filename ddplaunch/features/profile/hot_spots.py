@@ -64,7 +64,7 @@ def _find_callee(stack: Sequence[Frame], line: Frame) -> str:
     return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")
 
 
-def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
+def describe_late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
     """Describe the ranks that entered collectives late; return the sentences, and these ranks."""
     arrivals: list[CollectiveArrivals] = []
     hosts: dict[str, int] = {}
@@ -87,7 +87,7 @@ def find_outliers(spots: Sequence[HotSpot], late: Iterable[int]) -> list[RankOut
     if len(ranks) < 2:
         return []
     most = {
-        rank: max((_find_outlier(spot, rank) for spot in spots), key=lambda each: each.share - each.others)
+        rank: max((_compare_rank(spot, rank) for spot in spots), key=lambda each: each.share - each.others)
         for rank in ranks
     }
     named = [most[rank] for rank in dict.fromkeys(late) if rank in most]
@@ -97,6 +97,6 @@ def find_outliers(spots: Sequence[HotSpot], late: Iterable[int]) -> list[RankOut
     return [each for each in named if each.share - each.others >= MIN_DIFFERENCE]
 
 
-def _find_outlier(spot: HotSpot, rank: int) -> RankOutlier:
+def _compare_rank(spot: HotSpot, rank: int) -> RankOutlier:
     others = median_high(share for number, share in spot.shares.items() if number != rank)
     return RankOutlier(rank, spot.line, spot.shares[rank], others)

@@ -46,7 +46,7 @@ _NO_TORCH = {
 """By the state that a rank has written: why there are no data of torch's profiler."""
 
 
-class RankProfiler:
+class NodeProfiler:
     """Takes one profile of this node's ranks, from ``start`` until the last reply."""
 
     def __init__(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
@@ -70,7 +70,7 @@ class RankProfiler:
         if self._request.torch:
             self._await_torch(time.monotonic() + TORCH_START_S)
         else:
-            self._tick(0)
+            self._send_tick(0)
 
     def _await_torch(self, until: float) -> None:
         waits = any(number in self._ranks.processes and not each.torch_state for number, each in self._pending.items())
@@ -81,7 +81,7 @@ class RankProfiler:
         for number, profiled in self._pending.items():
             if (channel := self._ranks.channels.get(number)) is not None:
                 self._request_profile(channel, profiled)
-        self._tick(0)
+        self._send_tick(0)
 
     def _prepare_rank(self, number: int) -> str:
         """Request a profile of a rank; return why it cannot be profiled, for users, or ""."""
@@ -112,14 +112,16 @@ class RankProfiler:
         if not channel.has_thread:
             profiled.send_signal(channel.stack_signals[0])
 
-    def _tick(self, number: int) -> None:
+    def _send_tick(self, number: int) -> None:
         if number == self._ticks or not self._pending:
             return self._on_last_tick()
         for profiled in self._pending.values():
             profiled.send_signal(profiled.tick)
         next_one = max(number + 1, int((time.monotonic() - self._began) / TICK_INTERVAL_S) + 1)
         next_one = min(next_one, self._ticks)
-        self._loop.call_later(self._began + next_one * TICK_INTERVAL_S - time.monotonic(), lambda: self._tick(next_one))
+        self._loop.call_later(
+            self._began + next_one * TICK_INTERVAL_S - time.monotonic(), lambda: self._send_tick(next_one)
+        )
 
     def _on_last_tick(self) -> None:
         for number, profiled in self._pending.items():
@@ -129,9 +131,9 @@ class RankProfiler:
                 channel.write_line(b"q")
                 if not channel.has_thread:
                     profiled.send_signal(channel.stack_signals[0])
-        self._collect()
+        self._collect_results()
 
-    def _collect(self) -> None:
+    def _collect_results(self) -> None:
         """Read the results written so far; one rank per turn of the event loop, as heartbeats must not wait."""
         late = time.monotonic() > self._deadline
         for number, profiled in list(self._pending.items()):
@@ -149,7 +151,7 @@ class RankProfiler:
             elif self._request.torch:
                 profiled.send_signal(profiled.tick)  # in its handler torch's profiler ends
         if self._pending:
-            self._loop.call_later(0 if late else _POLL_INTERVAL_S, self._collect)
+            self._loop.call_later(0 if late else _POLL_INTERVAL_S, self._collect_results)
         else:
             self._reply(None, True)
 

@@ -45,9 +45,9 @@ def _time_zero(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> 
 
 def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:
     host = f" ({profile.host})" if profile.host else ""
-    yield _name_event(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
+    yield _make_name_event(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
     yield {"ph": "M", "pid": profile.rank, "name": "process_sort_index", "args": {"sort_index": profile.rank}}
-    yield _name_event(profile.rank, _STACKS, "thread_name", "main thread")
+    yield _make_name_event(profile.rank, _STACKS, "thread_name", "main thread")
     began = (profile.began - zero) * 1e6
     open_calls: list[tuple[str, Frame, int]] = []  # the outermost first: name, frame, tick of its begin
     now = 0
@@ -78,7 +78,7 @@ def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, 
         lane = next((index for index, until in enumerate(lanes) if until <= begin), len(lanes))
         if lane == len(lanes):
             lanes.append(end)
-            yield _name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
+            yield _make_name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
         lanes[lane] = end
         details: dict[str, object] = {
             "number": number,
@@ -99,7 +99,7 @@ def _make_slice(
     return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": details}
 
 
-def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
+def _make_name_event(rank: int, thread: int, what: str, name: str) -> Event:
     return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {"name": name}}
 
 

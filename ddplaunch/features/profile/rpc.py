@@ -12,7 +12,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.rpc_kind import Kind, Reply
-from ddplaunch.features.profile.node import RankProfiler
+from ddplaunch.features.profile.node import NodeProfiler
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, TORCH_START_S, RankProfile
 
 REPLY_MARGIN_S = 9.0  # beyond the duration of the profile, for the nodes' replies
@@ -49,7 +49,7 @@ class ProfileKind(Kind):
         return reply.with_clock_offset(offset.offset_s, offset.error_s)
 
     def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        RankProfiler(loop, ranks, request, reply).start()
+        NodeProfiler(loop, ranks, request, reply).start()
 
 
 KIND = ProfileKind()

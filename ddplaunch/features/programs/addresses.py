@@ -46,7 +46,7 @@ class Placeholder(NamedTuple):
     form: str = "%"  # of "all": of each address
 
 
-def find_placeholder(match: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
+def parse_placeholder(match: re.Match[str], own: str, names: Iterable[str]) -> Placeholder | None:
     """Return the placeholder that a field in braces stands for; None if the field is part of the user's text.
 
     ``own``: the program whose command has the field; "" for the ranks' program.
@@ -73,7 +73,7 @@ def list_placeholders(programs: Programs) -> Iterator[tuple[ProgramSpec, Placeho
     for spec in programs.beside:
         for text in spec.texts:
             for match in _FIELD.finditer(text):
-                if placeholder := find_placeholder(match, spec.name, names):
+                if placeholder := parse_placeholder(match, spec.name, names):
                     yield spec, placeholder
                 elif near := closest_match(match[1], [*names, *OWN_FIELDS]):
                     raise UsageError(f'{match[0]}: no program named "{match[1]}"', f"did you mean {{{near}}}?")
@@ -86,8 +86,8 @@ Addresses = Callable[[Placeholder], Sequence[tuple[str, int]]]
 def fill_placeholders(text: str, own: str, names: Iterable[str], find_addresses: Addresses) -> str:
     """Replace the placeholders in a text."""
 
-    def filled(found: re.Match[str]) -> str:
-        if (placeholder := find_placeholder(found, own, names)) is None:
+    def fill_field(found: re.Match[str]) -> str:
+        if (placeholder := parse_placeholder(found, own, names)) is None:
             return found[0]
         addresses = find_addresses(placeholder)
         if placeholder.what == ALL:
@@ -95,7 +95,7 @@ def fill_placeholders(text: str, own: str, names: Iterable[str], find_addresses:
         host, number = addresses[0]
         return {"port": str(number), "host": host, "address": join_host_port(host, number)}[placeholder.what]
 
-    return _FIELD.sub(filled, text)
+    return _FIELD.sub(fill_field, text)
 
 
 def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[str, str], int | None]:
@@ -106,7 +106,7 @@ def list_ports(programs: Programs, target_words: Iterable[str]) -> dict[tuple[st
     names = [each.name for each in (*programs.beside, programs.target)]
     used = [(spec.name, each) for spec, each in list_placeholders(programs)]
     for text in (*target_words, *programs.target.env.values()):
-        used += [("", each) for found in _FIELD.finditer(text) if (each := find_placeholder(found, "", names))]
+        used += [("", each) for found in _FIELD.finditer(text) if (each := parse_placeholder(found, "", names))]
     known = {(each.program, each.port) for own, each in used if own == each.program and each.what != "host"}
     ports: dict[tuple[str, str], int | None] = dict.fromkeys(sorted(known))
     for spec in programs.beside:
@@ -130,7 +130,7 @@ def join_host_port(host: str, number: int) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
-def variable_name(program: str, port: str, variable: str = ADDRESS_VARIABLE) -> str:
+def address_variable_name(program: str, port: str, variable: str = ADDRESS_VARIABLE) -> str:
     """Return the name of the variable with the address of a program, which all processes of the job have."""
     name = "_".join(filter(None, (program, port)))
     return variable.replace("NAME", name.upper().replace("-", "_"))
@@ -182,7 +182,7 @@ class ProgramAddresses:
             held.append(HeldAddress(self._programs.target.name, "", host, 0))
         return tuple(held)
 
-    def learn(self, addresses: Iterable[HeldAddress]) -> None:
+    def set_addresses(self, addresses: Iterable[HeldAddress]) -> None:
         self._known = {(each.program, each.port): (each.host, each.number) for each in addresses}
 
     def release_ports(self, name: str | None = None) -> None:
@@ -195,12 +195,12 @@ class ProgramAddresses:
         """Return host and port of an instance of a program; the port is 0 if the program listens on none."""
         return self._known.get((instance, port), (LOOPBACK, 0))
 
-    def text_of(self, instance: str) -> str:
+    def format_address(self, instance: str) -> str:
         """Return the address of an instance as "host:port"; "" if the program has no port."""
         host, port = self.of(instance)
         return join_host_port(host, port) if port else ""
 
-    def list_all(self) -> list[tuple[str, str, str, int]]:
+    def list_addresses(self) -> list[tuple[str, str, str, int]]:
         """Return program, name of the port, host and port of all processes beside the ranks."""
         return [
             (instance.program, port, *where)
@@ -214,25 +214,27 @@ class ProgramAddresses:
 
         def find_addresses(placeholder: Placeholder) -> list[tuple[str, int]]:
             if placeholder.what == ALL:
-                return self._all_of(placeholder.program, placeholder.port)
+                return self._addresses_of_program(placeholder.program, placeholder.port)
             is_own = own is not None and placeholder.program == own.program
-            name = own.spec.name if own and is_own else self._placement.nearest(placeholder.program, self._node)
+            name = (
+                own.spec.name if own and is_own else self._placement.nearest_instance(placeholder.program, self._node)
+            )
             return [self.of(name, placeholder.port)]
 
         return fill_placeholders(text, own.program if own else "", self._names, find_addresses)
 
-    def _all_of(self, program: str, port: str) -> list[tuple[str, int]]:
+    def _addresses_of_program(self, program: str, port: str) -> list[tuple[str, int]]:
         return [self.of(each.spec.name, port) for each in self._placement.of(program)]
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that hold the addresses of all programs of the job, by name."""
         values = {}
         for program in self._names:
-            name = self._placement.nearest(program, self._node)
+            name = self._placement.nearest_instance(program, self._node)
             for (instance, port), (host, number) in self._known.items():
                 if instance == name and number:
-                    values[variable_name(program, port)] = join_host_port(host, number)
-                    if len(several := self._all_of(program, port)) > 1:
+                    values[address_variable_name(program, port)] = join_host_port(host, number)
+                    if len(several := self._addresses_of_program(program, port)) > 1:
                         listed = ",".join(join_host_port(*each) for each in several)
-                        values[variable_name(program, port, ADDRESSES_VARIABLE)] = listed
+                        values[address_variable_name(program, port, ADDRESSES_VARIABLE)] = listed
         return values

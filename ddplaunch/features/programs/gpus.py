@@ -45,12 +45,12 @@ def divide_gpus(
     target_list = target_gpus or (count if _is_list(count) else None)
     if target_list and target_list != "none":
         given[name] = _read_list(hardware, target_list, environ)
-    _check_once(given)
+    _check_no_gpu_given_twice(given)
     free = [each for each in visible if not any(each in taken for taken in given.values())]
     counts = {each: gpus for each, gpus in wanted.items() if each not in given}
     if count and name not in given and not _is_list(count):
         counts[name] = count
-    shares = _assign_counts(counts, free, len(visible), given)
+    shares = _assign_free_gpus(counts, free, len(visible), given)
     by_program = {each: (given | shares)[each] for each in wanted}
     used = {index for taken in by_program.values() for index in taken}
     if target_gpus or name in given | shares:
@@ -75,7 +75,7 @@ def _format_list(indices: Sequence[int]) -> str:
     return ",".join(map(str, indices))
 
 
-def _check_once(given: Mapping[str, Sequence[int]]) -> None:
+def _check_no_gpu_given_twice(given: Mapping[str, Sequence[int]]) -> None:
     """Raise UsageError if two programs name the same GPU."""
     for index in sorted({index for taken in given.values() for index in taken}):
         owners = [name for name, taken in given.items() if index in taken]
@@ -93,7 +93,7 @@ def format_gpus(indices: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in group_consecutive(indices))
 
 
-def _assign_counts(
+def _assign_free_gpus(
     counts: Mapping[str, int | str], free: Sequence[int], visible: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the GPUs for each program from the free ones: as many as it requests."""

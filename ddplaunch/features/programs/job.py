@@ -125,13 +125,13 @@ class ProgramsJob(JobSide):
         """Called when a main is done: limit the time of the other mains, once the ranks have started."""
         if not (self._first_done or self._is_done):
             self._first_done = name
-            self._limit_mains()
+            self._set_mains_deadline()
 
     def on_attempt_start(self, attempt: int) -> None:
         self._have_ranks_started = True
-        self._limit_mains()
+        self._set_mains_deadline()
 
-    def _limit_mains(self) -> None:
+    def _set_mains_deadline(self) -> None:
         limit_s = self._context.options[ProgramOptions].mains_timeout
         if limit_s is not None and self._first_done and self._have_ranks_started:
             self._context.set_deadline("mains", limit_s)

@@ -48,15 +48,15 @@ def rewrite_words(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
         what = f"{path} takes no arguments: {sanitize_line(rest[trailing], 60)}"
         raise UsageError(what, 'write those of the program into the file: target = "train.py --lr 0.1"')
     programs, target = JobFile(path).read()
-    own = _separate(target, known, path, programs.target.name)
+    own = _add_double_dash(target, known, path, programs.target.name)
     worlds = [
-        replace(each, command=(*_separate(each.command, known, path, each.name),)) if each.is_world else each
+        replace(each, command=(*_add_double_dash(each.command, known, path, each.name),)) if each.is_world else each
         for each in programs.beside
     ]
     return [*map(encode_program, (*worlds, programs.target)), *words[:end], *rest, *own]
 
 
-def _separate(words: Sequence[str], known: Mapping[str, bool], path: str, name: str) -> list[str]:
+def _add_double_dash(words: Sequence[str], known: Mapping[str, bool], path: str, name: str) -> list[str]:
     """Return the words of a target, with ``--`` before its arguments if one of them is ``:``. Raises UsageError."""
     end = end_of_options(words, known)
     if end == len(words):
@@ -99,7 +99,7 @@ class JobFile:
             elif own is None and values.get("kind", "main") == "main":
                 own = self._read_target(name, values), self._read_words(name, "target", values["target"])
             else:  # with ranks of its own
-                beside.append(self._read_world(name, values))
+                beside.append(self._read_program_with_ranks(name, values))
         if own is None:
             why = "no target is a main" if any(each.is_world for each in beside) else "no program has a target"
             raise UsageError(f"{self._path}: {why}", 'the ranks of the job have one: target = "train.py"')
@@ -186,7 +186,7 @@ class JobFile:
         found = self._read_values(name, values, (*_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS))
         return make_spec({**found, "command": tuple(self._read_words(name, "command", values["command"]))})
 
-    def _read_world(self, name: str, values: Mapping[str, Any]) -> ProgramSpec:
+    def _read_program_with_ranks(self, name: str, values: Mapping[str, Any]) -> ProgramSpec:
         found = self._read_values(name, values, (*_KEYS_OF_BOTH, *_KEYS_OF_COMMANDS))
         words = tuple(self._read_words(name, "target", values["target"]))
         return make_spec({"kind": "main", **found, "command": words, "is_world": True})

@@ -158,9 +158,9 @@ class ProgramsMachine:
         if any(each.life is Life.ATTEMPT and each.state is not ProgramState.WAITING for each in self.programs):
             self._stop(signal.SIGTERM, (Life.ATTEMPT,), now)
         else:
-            self._begin(now)
+            self._begin_attempt(now)
 
-    def _begin(self, now: Now) -> None:
+    def _begin_attempt(self, now: Now) -> None:
         """Begin an attempt: start the programs that can start; those of earlier attempts have ended."""
         self.is_gate_open = self._failed = False
         self._main_signal = 0
@@ -169,7 +169,7 @@ class ProgramsMachine:
                 program.state, program.counts_as_ready, program.kill_at = ProgramState.WAITING, False, None
                 program.restarts = 0
         for life, state in self._guards.items():
-            if state is GuardState.NONE and any(each.state is ProgramState.WAITING for each in self._of(life)):
+            if state is GuardState.NONE and any(each.state is ProgramState.WAITING for each in self._programs_of(life)):
                 self._guards[life] = GuardState.STARTING
                 self._do(do.StartGuard(life))
         self._show_waiting()
@@ -246,7 +246,7 @@ class ProgramsMachine:
             program.counts_as_ready = True
             self._do(do.ShowNote(text))
         elif not self._is_stopped(program):
-            self._fail(EXIT_OS, text, None)
+            self._report_first_failure(EXIT_OS, text, None)
             self._report_main_ended(number)
         self._continue(now)
 
@@ -274,9 +274,9 @@ class ProgramsMachine:
                 self._do(do.ShowNote(f"{name} {how}{after}, the job continues{words}"))
         elif program.spec.kind == "service":
             when = f"before {self._gate.target} was done" if was_ready else "before it was ready"
-            self._fail(exit_code or 1, f"{name} {how} {when}{after}", number)
+            self._report_first_failure(exit_code or 1, f"{name} {how} {when}{after}", number)
         elif code:
-            self._fail(exit_code, f"{name} {how}{after}", number)
+            self._report_first_failure(exit_code, f"{name} {how}{after}", number)
             self._report_main_ended(number)
         else:
             program.counts_as_ready = True
@@ -298,7 +298,7 @@ class ProgramsMachine:
         text = f"{program.spec.name} {how}: starting it again in {delay_s:g} s ({which})"
         self._do(do.KillLeftovers(number), do.ShowNote(text))
 
-    def _fail(self, code: int, reason: str, number: int | None) -> None:
+    def _report_first_failure(self, code: int, reason: str, number: int | None) -> None:
         if not self._failed:
             self._failed = True
             self._show_footer("")
@@ -306,7 +306,7 @@ class ProgramsMachine:
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
-    def _of(self, life: Life) -> Iterable[LiveProgram]:
+    def _programs_of(self, life: Life) -> Iterable[LiveProgram]:
         return (each for each in self.programs if each.life is life)
 
     def _is_stopped(self, program: LiveProgram) -> bool:
@@ -350,7 +350,7 @@ class ProgramsMachine:
                 self._signal(number, signal.SIGTERM, now)
         if not alive:
             for life in self._stopping:
-                left_s = max((each.kill_at or 0 for each in self._of(life)), default=0) - now.mono
+                left_s = max((each.kill_at or 0 for each in self._programs_of(life)), default=0) - now.mono
                 self._sweep(life, max(0.0, left_s), now)
 
     def _signal(self, number: int, which: int, now: Now) -> None:
@@ -365,7 +365,7 @@ class ProgramsMachine:
     def _sweep(self, life: Life, grace_s: float, now: Now, *, kill: bool = False) -> None:
         match self._guards[life]:
             case GuardState.NONE:
-                self._on_gone(life, now)
+                self._on_programs_gone(life, now)
             case GuardState.STARTING:  # it has no programs yet
                 self._close_guard(life, now)
             case GuardState.SWEEPING if not kill:
@@ -384,14 +384,14 @@ class ProgramsMachine:
         if self._finishing:
             return self._close_guard(life, now)
         self._guards[life] = GuardState.READY
-        self._on_gone(life, now)
+        self._on_programs_gone(life, now)
 
     def _close_guard(self, life: Life, now: Now) -> None:
         self._guards[life] = GuardState.NONE
         self._do(do.CloseGuard(life))
-        self._on_gone(life, now)
+        self._on_programs_gone(life, now)
 
-    def _on_gone(self, life: Life, now: Now) -> None:
+    def _on_programs_gone(self, life: Life, now: Now) -> None:
         """Called when no process of a guard's programs is left: end, or begin the next attempt."""
         for number, program in enumerate(self.programs):
             if program.life is life:
@@ -399,7 +399,7 @@ class ProgramsMachine:
                 program.state = ProgramState.ENDED
         if not self._finishing:
             self._stopping = ()
-            self._begin(now)
+            self._begin_attempt(now)
         elif all(state is GuardState.NONE for state in self._guards.values()) and not self.is_over:
             self.is_over = True
             self._deadlines.cancel()
@@ -409,12 +409,12 @@ class ProgramsMachine:
     def _on_guard_lost(self, life: Life, now: Now) -> None:
         """Called when a guard was killed, and with it its programs, by their parent-death signal."""
         self._was_guard_lost = True
-        alive = [each.spec.name for each in self._of(life) if each.state is not ProgramState.ENDED]
+        alive = [each.spec.name for each in self._programs_of(life) if each.state is not ProgramState.ENDED]
         self._deadlines.cancel(("sweep", life))
         self._guards[life] = GuardState.NONE
         self._do(do.CloseGuard(life))
         if life in self._stopping:
-            return self._on_gone(life, now)
+            return self._on_programs_gone(life, now)
         for number, program in enumerate(self.programs):
             if program.life is life:
                 self._deadlines.cancel(("restart", number))
@@ -424,10 +424,10 @@ class ProgramsMachine:
         what = f"{join_names(alive)} ended because their guard process was killed"
         if life is Life.JOB:
             self._do(do.ShowNote(f"{what}; the job continues"))
-            for program in self._of(life):
+            for program in self._programs_of(life):
                 program.counts_as_ready = True
         elif alive:
-            self._fail(EXIT_SIGNAL + signal.SIGKILL, what, None)
+            self._report_first_failure(EXIT_SIGNAL + signal.SIGKILL, what, None)
         self._continue(now)
 
     def _on_deadline(self, what: str, which: int | Life, now: Now) -> None:
@@ -443,7 +443,9 @@ class ProgramsMachine:
                 self._continue(now)
             case "ready":
                 limit = format_elapsed(spec.ready_timeout_s)
-                self._fail(EXIT_TIMEOUT, f"{spec.name} was not ready within {limit} ({spec.ready})", which)
+                self._report_first_failure(
+                    EXIT_TIMEOUT, f"{spec.name} was not ready within {limit} ({spec.ready})", which
+                )
             case "kill":
                 sent = signal_name(self._main_signal if spec.kind == "main" else signal.SIGTERM)
                 text = f"{spec.name} did not end within {spec.grace_s:g} s of {sent}, and was killed"

@@ -21,7 +21,7 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.process_tree import signals_to_block
 from ddplaunch.core.agent.run_temp_dir import RunTempDir
 from ddplaunch.core.agent.zygote_client import ZygoteClient, make_zygote_config
-from ddplaunch.core.agent.zygote_process import ZygoteStart
+from ddplaunch.core.agent.zygote_process import ZygoteStartSettings
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import (
     Event,
@@ -99,7 +99,7 @@ class ProgramRunner(NodeSide):
         self._streams, self._screen = context.node.streams, context.screen
         self._emit, self._show_note, self._send = context.job.emit, context.screen.show_note, context.job.send
         self._loop = context.loop
-        self._loop.on_error = self._on_bug
+        self._loop.on_error = self._on_internal_error
         self._programs, self._url_patterns = programs, url_patterns
         self._jobs = jobs = ProgramJobs(context, programs, sidecars)
         self._specs, self._sidecar_count, self._addresses = jobs.specs, len(sidecars), jobs.addresses
@@ -131,25 +131,25 @@ class ProgramRunner(NodeSide):
             case StartPrograms(attempt=attempt, addresses=addresses) if attempt != self._attempt or not self._has_begun:
                 assert self._addresses
                 self._attempt, self._jobs.run_id = attempt, message.run_id
-                self._addresses.learn(addresses)
+                self._addresses.set_addresses(addresses)
                 self._screen.show_footer("")  # it said that nodes are missing
                 self._emit(ProgramsStarting(attempt, self._jobs.has_ranks))
                 self._show_plan()
-                self._begin(attempt)
+                self._begin_attempt(attempt)
             case ReadyPrograms(attempt=self._attempt, names=names):
-                self._report_elsewhere(names)
+                self._report_ready_elsewhere(names)
                 self._post(ev.ReadyElsewhere(names))
             case StopAttempt(signal=number) | StopMains(attempt=self._attempt, signal=number):
                 self._post(ev.RanksStopped(number))
             case PreemptRanks():
-                self._notify_mains()
+                self._preempt_mains()
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         if not self._has_begun:
-            self._loop.call_soon(lambda: self._begin(ranks.number))  # once the ranks are requested
+            self._loop.call_soon(lambda: self._begin_attempt(ranks.number))  # once the ranks are requested
 
     def complete_job(self, job: RankJob) -> None:
-        self._jobs.complete_rank(job)
+        self._jobs.complete_rank_job(job)
 
     def observe(self, event: Event) -> None:
         match event:
@@ -184,23 +184,23 @@ class ProgramRunner(NodeSide):
 
     def list_addresses(self) -> list[tuple[str, str, str, int]]:
         """Return the addresses of all programs: program, name of the port, host and port."""
-        return self._addresses.list_all() if self._addresses else []
+        return self._addresses.list_addresses() if self._addresses else []
 
-    def _begin(self, attempt: int) -> None:
+    def _begin_attempt(self, attempt: int) -> None:
         self._has_begun = True
         self._post(ev.AttemptBegins(attempt))
 
-    def _notify_mains(self) -> None:
+    def _preempt_mains(self) -> None:
         """Send the preemption signal to the mains that handle it."""
         number = self._preempt_signal or signal.SIGTERM
         for index, (pid, _) in self._pids.items():
-            if self._specs[index].kind == "main" and proc_utils.is_caught(pid, number):
+            if self._specs[index].kind == "main" and proc_utils.catches_signal(pid, number):
                 self._send_signal(index, number)
 
     def _show_plan(self) -> None:
         self._planned_at = time.monotonic()
         self._ready_elsewhere.clear()
-        for elsewhere in self._jobs.plan_elsewhere():
+        for elsewhere in self._jobs.plan_programs_elsewhere():
             self._emit(elsewhere)
         for plan in self._jobs.plan_programs(self._context.options):
             self._emit(plan)
@@ -223,8 +223,8 @@ class ProgramRunner(NodeSide):
             case node_events.ProcessSpawned(rank=number, pid=pid, pidfd=pidfd):
                 self._pids[number] = pid, pidfd
                 self._started_at[number] = time.monotonic()
-                self._tree.add_session(pid)
-                name, of_option = self._specs[number].name, self._is_of_option(number)
+                self._tree.add_rank_session(pid)
+                name, of_option = self._specs[number].name, self._is_option_sidecar(number)
                 self._emit(SidecarStarted(name, pid) if of_option else ProgramStarted(name, pid, self._attempt))
                 self._post(ev.ProgramSpawned(number))
             case node_events.SpawnFailed(rank=number, reason=reason):
@@ -239,21 +239,21 @@ class ProgramRunner(NodeSide):
     def _on_exited(self, number: int, code: int, peak_memory: int) -> None:
         spec = self._specs[number]
         self._forget_process(number)
-        of_option = self._is_of_option(number)
+        of_option = self._is_option_sidecar(number)
         self._streams.read_pending(spec.name)
         quiet_s = self._streams.quiet_s(spec.name)
         exited = ProgramExited(spec.name, code, self._attempt, peak_memory, quiet_s)
         self._emit(SidecarExited(spec.name, code) if of_option else exited)
         self._post(ev.ProgramExited(number, code, "".join(self._last_lines(number, 1)).strip()))
 
-    def _is_of_option(self, number: int) -> bool:
+    def _is_option_sidecar(self, number: int) -> bool:
         """Whether a program is a sidecar of ``--sidecar`` or ``--tensorboard``."""
         return number >= len(self._specs) - self._sidecar_count
 
     def _last_lines(self, number: int, count: int) -> tuple[str, ...]:
         return rank_files.last_lines(self._streams.tail(self._specs[number].name, TAIL_BYTES), count)
 
-    def _on_ready_line(self, number: int, text: bytes) -> None:
+    def _check_ready_line(self, number: int, text: bytes) -> None:
         if text in self._streams.tail(self._specs[number].name, READY_BYTES):
             self._post(ev.ConditionMet(number))
 
@@ -261,7 +261,7 @@ class ProgramRunner(NodeSide):
         """Called on output of a program: search it for the line that makes the program ready, and for its URL."""
         name, condition = self._specs[number].name, self._specs[number].condition
         if condition.kind == "line" and self._machine.programs[number].state is ProgramState.STARTING:
-            self._on_ready_line(number, condition.what.encode())
+            self._check_ready_line(number, condition.what.encode())
         pattern = self._url_patterns.get(name)
         if pattern is None or name in self._announced or self._finishing:
             return
@@ -317,7 +317,7 @@ class ProgramRunner(NodeSide):
     def _start_guard(self, life: Life) -> None:
         config = make_zygote_config(shielded=signals_to_block(self._preempt_signal))
         try:
-            zygote = ZygoteClient(self._loop, ZygoteStart(config, self._jobs.environment()), listener=None)
+            zygote = ZygoteClient(self._loop, ZygoteStartSettings(config, self._jobs.environment()), listener=None)
         except process_limits.ResourceLimitError as error:
             for number, program in enumerate(self._machine.programs):
                 if program.life is life:
@@ -332,7 +332,7 @@ class ProgramRunner(NodeSide):
     def _build_job(self, number: int, fds: dict[str, int]) -> ProgramJob:
         spec = self._specs[number]
         show, log = spec.name not in self._url_patterns, f"{spec.name}{attempt_suffix(self._attempt)}.log"
-        log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_of_option(number) else log)
+        log_path = self._context.log.file(f"sidecar-{spec.name}.log" if self._is_option_sidecar(number) else log)
         on_output = self._loop.guard(partial(self._on_output, number))
         self._streams.open_program(fds, spec.name, show=show, log=log_path, on_output=on_output)
         variable = TEMP_PARENT_VARIABLE if spec.is_world else "TMPDIR" if spec.name in self._url_patterns else ""
@@ -342,7 +342,7 @@ class ProgramRunner(NodeSide):
         spec = self._specs[number]
         condition = spec.condition
         if condition.kind == "line":  # it may have printed that before its process was known here
-            return self._loop.call_soon(partial(self._on_ready_line, number, condition.what.encode()))
+            return self._loop.call_soon(partial(self._check_ready_line, number, condition.what.encode()))
         if self._addresses is None:
             return
         if condition.kind == "file":
@@ -352,22 +352,22 @@ class ProgramRunner(NodeSide):
 
     def _report_ready(self, number: int) -> None:
         spec = self._specs[number]
-        if self._is_of_option(number):
+        if self._is_option_sidecar(number):
             return
         self._send(ProgramIsReady(self._attempt, spec.name))
         seconds = time.monotonic() - self._started_at.get(number, time.monotonic())
-        address = self._addresses.text_of(spec.name) if self._addresses else ""
+        address = self._addresses.format_address(spec.name) if self._addresses else ""
         self._emit(ProgramReady(spec.name, seconds, self._attempt))
         if spec.ready:
             self._show_note(f"{spec.name} is ready{address and f' at {address}'} after {seconds:.1f} s")
 
-    def _report_elsewhere(self, names: Sequence[str]) -> None:
+    def _report_ready_elsewhere(self, names: Sequence[str]) -> None:
         """Show which programs of other nodes have become ready."""
         for name in names:
             if (spec := self._jobs.elsewhere.get(name)) is None or name in self._ready_elsewhere:
                 continue
             self._ready_elsewhere.add(name)
-            address = self._addresses.text_of(name) if self._addresses else ""
+            address = self._addresses.format_address(name) if self._addresses else ""
             if self._context.plan.node_rank == 0:
                 self._emit(ProgramReady(name, time.monotonic() - self._planned_at, self._attempt))
             if spec.ready and self._jobs.has_own_terminal:
@@ -412,7 +412,7 @@ class ProgramRunner(NodeSide):
                 self._forget_process(number)
                 self._streams.close_source(program.spec.name)
 
-    def _on_bug(self) -> None:
+    def _on_internal_error(self) -> None:
         """Called once, after an exception in a callback of ddplaunch; after that no callback is called."""
         if self._programs and not self._finishing:
             reason = "the other programs of the job were stopped by a bug in ddplaunch"

@@ -34,7 +34,7 @@ class Placement(NamedTuple):
     def on(self, node: int) -> list[Instance]:
         return [each for each in self.instances if each.node == node]
 
-    def nearest(self, program: str, node: int) -> str:
+    def nearest_instance(self, program: str, node: int) -> str:
         """Return the name of the instance of a program that processes on a node use: the one there, else the first."""
         found = self.of(program)
         return next((each for each in found if each.node == node), found[0]).spec.name if found else program
@@ -52,7 +52,7 @@ def place_programs(programs: Programs, nnodes: int) -> Placement:
         shared = nnodes if spec.each_node else 1
         own[spec.name] = [*range(first, first + spec.nodes)] if spec.nodes else [*range(shared)]
         first += spec.nodes
-    places = {spec.name: _list_places(spec, own[spec.beside or spec.name]) for spec in programs.beside}
+    places = {spec.name: _list_process_nodes(spec, own[spec.beside or spec.name]) for spec in programs.beside}
     names = {name: _name_instances(name, len(nodes)) for name, nodes in places.items()}
 
     def expand(after: Iterable[str]) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _count_nodes_with_ranks(programs: Programs, nnodes: int) -> int:
     return with_ranks
 
 
-def _list_places(spec: ProgramSpec, nodes: list[int]) -> list[int]:
+def _list_process_nodes(spec: ProgramSpec, nodes: list[int]) -> list[int]:
     """Return the node of each process of a program."""
     return [node for node in nodes for _ in range(spec.count)]
 

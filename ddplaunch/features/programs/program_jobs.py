@@ -66,19 +66,19 @@ class ProgramJobs:
         for spec in specs:
             indices = division.by_program.get(spec.name, ())
             self._gpu_variables[spec.name] = gpu_variables(hardware, indices, self._environ)
-            yield ProgramPlanned(spec.name, spec.kind, format_gpus(indices), self.addresses.text_of(spec.name))
+            yield ProgramPlanned(spec.name, spec.kind, format_gpus(indices), self.addresses.format_address(spec.name))
 
-    def plan_elsewhere(self) -> Iterator[ProgramPlanned]:
+    def plan_programs_elsewhere(self) -> Iterator[ProgramPlanned]:
         """On node 0, yield the programs of other nodes, which `ps` and the report of the run show."""
         for name, spec in self.elsewhere.items() if self._node == 0 else ():
-            yield ProgramPlanned(name, spec.kind, "", self.addresses.text_of(name) if self.addresses else "")
+            yield ProgramPlanned(name, spec.kind, "", self.addresses.format_address(name) if self.addresses else "")
 
     def environment(self) -> dict[str, str]:
         """Return the launcher's variables without those of a rank, in which the launcher may run."""
         left_out = {name for name in self._environ if name.startswith("TORCHELASTIC_")} | RANK_VARIABLES
         return {name: value for name, value in self._environ.items() if name not in left_out}
 
-    def complete_rank(self, job: RankJob) -> None:
+    def complete_rank_job(self, job: RankJob) -> None:
         """Replace the placeholders in the words of a rank, and add the variables with the addresses."""
         if self._programs and self.addresses:
             fill = self.addresses.fill
@@ -92,7 +92,7 @@ class ProgramJobs:
         filled = self.addresses.fill(path, self._instances[number])
         return os.path.join(os.path.expanduser(self.specs[number].cwd), filled)
 
-    def _world_words(self, own: Instance) -> list[str]:
+    def _own_run_words(self, own: Instance) -> list[str]:
         """Return the first words of a program that has ranks of its own: those of a further ``ddplaunch run``."""
         # ``--cluster none``: it inherits the batch job's variables, but is not one of its tasks.
         words = [sys.executable, "-m", "ddplaunch", "run", "--cluster", "none"]
@@ -112,7 +112,7 @@ class ProgramJobs:
         variables = {"PYTHONUNBUFFERED": "1", **more}  # its output goes to a pipe, and is shown at once
         words, own_variables = spec.command, dict(spec.env)
         if spec.is_world:
-            words = (*self._world_words(self._instances[number]), *words)
+            words = (*self._own_run_words(self._instances[number]), *words)
         if self.addresses:
             fill, instance = self.addresses.fill, next((each for each in self._instances if each.spec is spec), None)
             words = tuple(fill(word, instance) for word in words)

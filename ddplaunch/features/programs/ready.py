@@ -26,7 +26,7 @@ class ReadyProbe:
         self._socket: socket.socket | None = None
         self._received = b""
         self._timer: Timer | None = None
-        self._set_timer(FIRST_INTERVAL_S, self._look)
+        self._set_timer(FIRST_INTERVAL_S, self._check_condition)
 
     def close(self) -> None:
         self._close_socket()
@@ -44,7 +44,7 @@ class ReadyProbe:
             self._socket.close()
             self._socket = None
 
-    def _look(self) -> None:
+    def _check_condition(self) -> None:
         if self._condition.kind == "file":
             return self._finish(os.path.exists(self._condition.what))
         self._received = b""
@@ -95,5 +95,5 @@ class ReadyProbe:
             self.close()
             self._on_ready()
         else:
-            self._set_timer(self._interval_s, self._look)
+            self._set_timer(self._interval_s, self._check_condition)
             self._interval_s = min(INTERVAL_S, 1.5 * self._interval_s)

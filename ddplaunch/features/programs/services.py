@@ -20,9 +20,9 @@ from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.features.programs.addresses import (
     ADDRESSES_VARIABLE,
     Placeholder,
+    address_variable_name,
     fill_placeholders,
     join_host_port,
-    variable_name,
 )
 from ddplaunch.features.programs.request import ListServices, ServiceAddress
 from ddplaunch.features.programs.spec import ProgramSpec, encode_program
@@ -41,7 +41,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     is_joined = "=" in words[at]
     run = words[at].partition("=")[2] if is_joined else words[at + 1]
     options = [*words[:at], *words[at + 2 - is_joined : end]]
-    addresses = _read_addresses(run)
+    addresses = _await_addresses(run)
     names = [*dict.fromkeys(each.program for each in addresses)]
 
     def fill(text: str) -> str:
@@ -56,7 +56,7 @@ def use_services(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     return [*written, *(word for word in options if word not in programs), *map(fill, words[end:])]
 
 
-def _read_addresses(run: str) -> tuple[ServiceAddress, ...]:
+def _await_addresses(run: str) -> tuple[ServiceAddress, ...]:
     """Return the addresses of a job's programs once they are ready; no timeout, as that job has limits itself."""
     path, is_noted = find_running(run).path, False
     while not (reply := client.send_request(path, ListServices())).is_ready:
@@ -88,7 +88,7 @@ def _list_variables(addresses: Sequence[ServiceAddress]) -> dict[str, str]:
             continue
         of_port = [other for other in addresses if (other.program, other.port) == (address.program, address.port)]
         listed = [join_host_port(other.host, other.number) for other in of_port]
-        variables[variable_name(address.program, address.port)] = listed[0]
+        variables[address_variable_name(address.program, address.port)] = listed[0]
         if len(listed) > 1:
-            variables[variable_name(address.program, address.port, ADDRESSES_VARIABLE)] = ",".join(listed)
+            variables[address_variable_name(address.program, address.port, ADDRESSES_VARIABLE)] = ",".join(listed)
     return variables

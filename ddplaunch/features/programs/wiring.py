@@ -167,7 +167,7 @@ def check_start(options: Options, plan: Plan, *, is_remote: bool) -> None:
     for instance in here:
         _check_command(instance.spec)
     for (name, _), number in ports.items():
-        if number is not None and any(each.program == name for each in here) and not _is_free(number):
+        if number is not None and any(each.program == name for each in here) and not _is_port_free(number):
             what = f"port {number} of {name} is in use by {describe_listener(number)}"
             raise UsageError(what, "end that program, or write {port} for a free one")
 
@@ -205,7 +205,7 @@ def _check_command(spec: ProgramSpec) -> None:
         raise UsageError(f"program {command} not found", hint)
 
 
-def _is_free(number: int) -> bool:
+def _is_port_free(number: int) -> bool:
     try:
         with bind_reusable(socket.AF_INET, "", number) as sock:
             sock.listen()

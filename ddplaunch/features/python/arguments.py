@@ -39,7 +39,7 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
     while isinstance(inner, functools.partial):
         inner = inner.func
     try:
-        filled = _injected(function, args)
+        filled = _injected_parameters(function, args)
         _bind(function, args, filled)
     except ValueError:  # a C function without a signature
         return
@@ -59,7 +59,7 @@ def bind_call(
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return arguments for ``function``, by position and by name: ``args``, and ``values`` for parameters so named."""
     try:
-        filled = _injected(function, args)
+        filled = _injected_parameters(function, args)
         if not filled:
             return args, {}
         bound = _bind(function, args, filled)
@@ -71,14 +71,14 @@ def bind_call(
     return bound.args, bound.kwargs
 
 
-def _injected(function: Callable[..., object], args: tuple[object, ...]) -> dict[str, Parameter]:
+def _injected_parameters(function: Callable[..., object], args: tuple[object, ...]) -> dict[str, Parameter]:
     """The parameters that ddplaunch fills in, by name, without those that a ``functools.partial`` has set."""
     preset: set[str] = set()
     inner: object = function
     while isinstance(inner, functools.partial):
         preset |= inner.keywords.keys()
         inner = inner.func
-    if _is_of_library(inner):
+    if _is_library_function(inner):
         with suppress(TypeError):
             inspect.signature(function).bind(*args)
             return {}
@@ -86,7 +86,7 @@ def _injected(function: Callable[..., object], args: tuple[object, ...]) -> dict
     return {each.name: each for each in parameters if each.injected and each.name not in preset}
 
 
-def _is_of_library(function: object) -> bool:
+def _is_library_function(function: object) -> bool:
     """Whether the module of a function is built in, of the standard library, or in a site-packages folder."""
     name = getattr(function, "__module__", None) or "builtins"
     module = sys.modules.get(name)

@@ -45,7 +45,7 @@ def launch(
     job = _prepare(function, args, output, keywords)
     try:
         job.start()
-        return _results(job)
+        return _wait_for_results(job)
     except BaseException:
         job.stop()
         raise
@@ -80,7 +80,7 @@ async def launch_async(
                 with suppress(asyncio.CancelledError):  # a second cancellation must not leave ranks behind
                     await asyncio.shield(stopping)
             raise
-        return _results(job)
+        return _wait_for_results(job)
     finally:
         job.remove_dir()
 
@@ -97,7 +97,7 @@ def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str
     return job
 
 
-def _results(job: LaunchedJob) -> list[Any]:
+def _wait_for_results(job: LaunchedJob) -> list[Any]:
     __tracebackhide__ = True
-    job.raise_end(0)
+    job.wait_for_success(0)
     return job.results(0)

@@ -28,7 +28,7 @@ from ddplaunch.base.options import Option
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.core.control_socket.status_request import FlushRequest
 from ddplaunch.core.failures import FailureReport, find_first_cause
@@ -165,7 +165,7 @@ class LaunchedJob:
 
     def __init__(self, function: Callable[..., object], keywords: Mapping[str, object], output: IO[str] | None) -> None:
         """Prepare the job without starting it. Raises UsageError or TypeError for unsupported keywords."""
-        folder = current_directory()
+        folder = require_current_folder()
         self._options = keywords_to_argv(keywords)
         self._env = launcher_environment(keywords.get("env"))
         shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be shared
@@ -275,9 +275,9 @@ class LaunchedJob:
                 client.send_request(self._control_socket, FlushRequest(f"{self._mark}{self._flushes}"))
                 if self.printer.wait_for_mark(self._flushes, _MARK_TIMEOUT_S):
                     break
-        self._raise_output()
+        self._raise_output_error()
 
-    def _raise_output(self) -> None:
+    def _raise_output_error(self) -> None:
         if self.printer.error is not None:
             raise self.printer.error
 
@@ -329,7 +329,7 @@ class LaunchedJob:
         verdict = find_first_cause(failures, stopped, 2)  # 2 ranks: for 1, the report omits the rank's traceback
         return _make_rank_failed(verdict, exceptions[verdict.first.rank], alive=True)
 
-    def raise_end(self, call: int) -> None:
+    def wait_for_success(self, call: int) -> None:
         """Wait for the end of the job, and raise its error; return if it succeeded.
 
         Raises:
@@ -339,7 +339,7 @@ class LaunchedJob:
         """
         __tracebackhide__ = True
         self.wait()
-        self._raise_output()
+        self._raise_output_error()
         result = self._result
         assert result is not None
         if result.failure is not None:
@@ -387,7 +387,7 @@ def _program_source(function: Callable[..., object]) -> str:
     owners = {name: table.find_package(name) for name in sys.modules if "." not in name}
     known = [name for name, owner in owners.items() if owner and not owner.refused]
     imports = [f"import {name}" for name in sorted({*known, "torch"})]
-    if _needs_dynamo(function):
+    if _source_needs_dynamo(function):
         imports.append("from torch.nn.parallel import DistributedDataParallel")
     newline = "\n    "
     return f"""from ddplaunch.features.python.rank.call_loop import run_calls as {_program_name(function)}
@@ -404,7 +404,7 @@ def _program_name(function: Callable[..., object]) -> str:
     return name if name.isidentifier() and not keyword.iskeyword(name) and name != "imported" else "function"
 
 
-def _needs_dynamo(function: Callable[..., object]) -> bool:
+def _source_needs_dynamo(function: Callable[..., object]) -> bool:
     try:
         file = inspect.getsourcefile(function)
         with open(file or "", encoding="utf-8", errors="replace") as source:

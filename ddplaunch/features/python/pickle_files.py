@@ -28,7 +28,7 @@ _open, _os_open, _rename, _unlink = open, os.open, os.rename, os.unlink  # kept,
 _MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
 
-class _Memory:
+class _TensorMemory:
     """The memory of a tensor, as one object, which pickle writes once: torch makes a storage object for each view."""
 
     def __init__(self, untyped: Any) -> None:
@@ -37,26 +37,26 @@ class _Memory:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, path: str) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._keep_in_band)
+        super().__init__(file, protocol=5, buffer_callback=self._on_buffer)
         self._path = path
         self.files: list[str] = []
         """The paths of all files besides the pickle."""
         self.buffers: list[str] = []
         """The paths of the files with out-of-band buffers, in order."""
-        self._memories: dict[tuple[int, int, str], _Memory] = {}
+        self._memories: dict[tuple[int, int, str], _TensorMemory] = {}
         """The memory of tensors, by address, size and device: views are stored once, and share it afterwards."""
 
-    def _write_file(self, memory: Any) -> str:
+    def _write_memory_file(self, memory: Any) -> str:
         self.files.append(f"{self._path}-{len(self.files) + 1}")
-        _write_new(self.files[-1], memory)
+        _write_new_file(self.files[-1], memory)
         return self.files[-1]
 
-    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+    def _on_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """The buffer callback: write a large buffer to its own file and return False; a small one stays in-band."""
         memory = buffer.raw()
         if memory.nbytes < _MIN_MAPPED_BYTES:
             return True
-        self.buffers.append(self._write_file(memory))
+        self.buffers.append(self._write_memory_file(memory))
         return False
 
     def reducer_override(self, value: Any) -> Any:
@@ -65,14 +65,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_code, (self._write_source(value.co_filename) or value.co_filename, make, parts)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
-            memory, untyped = _Memory(value._untyped_storage), value._untyped_storage
+            memory, untyped = _TensorMemory(value._untyped_storage), value._untyped_storage
             if address := untyped.data_ptr():  # the address of an empty tensor is 0
                 memory = self._memories.setdefault((address, untyped.nbytes(), str(untyped.device)), memory)
             return _type_storage, (memory, value.dtype)
-        if type(value) is _Memory:
+        if type(value) is _TensorMemory:
             untyped = value.untyped.cpu()  # the caller may have no such GPU
             if untyped.nbytes() >= _MIN_MAPPED_BYTES:
-                path = self._write_file((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
+                path = self._write_memory_file((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
                 return _map_memory, (path, untyped.nbytes())
             return _copy_memory, (ctypes.string_at(untyped.data_ptr(), untyped.nbytes()),)
         return super().reducer_override(value)
@@ -83,7 +83,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
         if not os.path.exists(path):
-            _write_new(path, "".join(lines).encode(errors="backslashreplace"))
+            _write_new_file(path, "".join(lines).encode(errors="backslashreplace"))
         return path
 
 
@@ -91,7 +91,7 @@ def _make_code(file_name: str, make: Callable[..., CodeType], parts: tuple[objec
     return make(*parts).replace(co_filename=file_name)
 
 
-def _write_new(path: str, data: Any) -> None:
+def _write_new_file(path: str, data: Any) -> None:
     """Write a private file, which must not exist."""
     with _open(_os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
@@ -129,7 +129,7 @@ def dump(value: object, path: str) -> None:
     part = f"{path}.part"
     try:
         pickler.dump(value)
-        _write_new(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
+        _write_new_file(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
         _rename(part, path)
     except BaseException:
         for each in (*pickler.files, part):
@@ -167,11 +167,11 @@ def make_unpicklable_error(values: dict[str, object], error: Exception) -> Unpic
 def load(path: str) -> Any:
     """Read an object written by ``dump``."""
     with _open(path, "rb") as file:
-        buffers = [_map(each) for each in pickle.load(file)]
+        buffers = [_map_file(each) for each in pickle.load(file)]
         return pickle.load(file, buffers=buffers)
 
 
-def _map(path: str) -> mmap.mmap:
+def _map_file(path: str) -> mmap.mmap:
     """Map a file copy-on-write: writes stay private to this process."""
     with _open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -39,13 +39,13 @@ class PytestDebugger:
 
     def _has_terminal(self) -> bool:
         """Whether stdin and stdout are a terminal without pytest's capture, which sets stdin to /dev/null."""
-        self._suspend_capture(True)
+        self._set_capture_suspended(True)
         try:
             return os.isatty(0) and os.isatty(1)
         finally:
-            self._suspend_capture(False)
+            self._set_capture_suspended(False)
 
-    def _suspend_capture(self, on: bool) -> None:
+    def _set_capture_suspended(self, on: bool) -> None:
         if self._capture is not None:
             self._capture.suspend(in_=True) if on else self._capture.resume()
 
@@ -59,7 +59,7 @@ class PytestDebugger:
             if not (self._test_runs and ATTACH_TEXT in text):
                 return False
             if self._client is None:
-                self._suspend_capture(True)
+                self._set_capture_suspended(True)
                 self._config.get_terminal_writer().line()
                 self._config.get_terminal_writer().sep(">", "ddplaunch debug (capture suspended)")
             elif self._client.poll() is None:
@@ -76,4 +76,4 @@ class PytestDebugger:
             client.terminate()  # it restores the terminal settings
             client.wait()
             self._config.get_terminal_writer().sep(">", "ddplaunch debug ends (capture resumed)")
-            self._suspend_capture(False)
+            self._set_capture_suspended(False)

@@ -188,7 +188,7 @@ class _SessionRanks:
             with suppress(OSError):  # the rank's end is noticed below
                 connection.sendall(request)
         raised_timeout_s = _QUIET_TIMEOUT_S if request == CALL_QUIETLY else RAISED_TIMEOUT_S
-        raised, waiting = self._wait_for_done(deadline, raised_timeout_s)
+        raised, waiting = self._wait_for_replies(deadline, raised_timeout_s)
         if waiting and request != CALL_QUIETLY:
             waits = self._job.describe_waits()
             text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} raised"
@@ -226,10 +226,10 @@ class _SessionRanks:
             timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = [key.fileobj for key, _ in selector.select(timeout_s)]
         if self._job.end_socket in ready:
-            self._raise_end()
+            self._raise_job_error()
         return [each for each in sockets if each in ready]
 
-    def _wait_for_done(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
+    def _wait_for_replies(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
         """Wait until all ranks have finished the call, or one has raised and ``raised_timeout_s`` is over.
 
         Return the ranks that raised, and those that have not finished. Raises LaunchError at the deadline.
@@ -250,7 +250,7 @@ class _SessionRanks:
                 with suppress(OSError):
                     reply = connection.recv(1)
                 if not reply:  # the rank has ended, and the launcher knows why
-                    self._raise_end()
+                    self._raise_job_error()
                 rank = waiting.pop(connection)
                 if reply == RAISED:
                     raised.append(rank)
@@ -258,10 +258,10 @@ class _SessionRanks:
                     end = end if len(raised) > 1 else raised_end if deadline is None else min(deadline, raised_end)
         return raised, []
 
-    def _raise_end(self) -> NoReturn:
+    def _raise_job_error(self) -> NoReturn:
         """Raise the error with which the job has ended."""
         __tracebackhide__ = True
-        self._job.raise_end(max(0, self._calls - 1))
+        self._job.wait_for_success(max(0, self._calls - 1))
         raise LaunchError("the ranks have ended")
 
     def stop(self) -> None:

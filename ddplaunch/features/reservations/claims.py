@@ -70,7 +70,7 @@ class OwnClaim:
         """Whether this claim comes before ``other`` in the queue, or is the same claim."""
         return _order(self.name) <= other.order
 
-    def grant(self, claim: Claim) -> None:
+    def record_units(self, claim: Claim) -> None:
         """Write the units that this process has got to its file; may be called only while the claims are locked."""
         _write(self._fd, claim)
         name = self.name.replace(f"{PREFIX}.wait.", f"{PREFIX}.has.", 1)
@@ -99,7 +99,7 @@ class Claims:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock under which launchers change claims. Raises LaunchError if it cannot be taken."""
-        fd = self._open_guard()
+        fd = self._open_lock_file()
         deadline = time.monotonic() + GUARD_TIMEOUT_S
         try:
             while not _try_lock(fd, fcntl.LOCK_EX):
@@ -173,7 +173,7 @@ class Claims:
         path = os.path.join(self._folder, name)
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def _open_guard(self) -> int:
+    def _open_lock_file(self) -> int:
         """Open the file of the lock; a new one gets its name last, when all users can read it."""
         path = os.path.join(self._folder, GUARD)
         try:

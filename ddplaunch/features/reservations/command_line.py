@@ -58,7 +58,7 @@ def complete_spec(
         raise UsageError(f"{what} does not work where another launcher has started each rank", "leave it out")
     need = GpuNeed(count, os.environ) if count else None
     if options[DryRun].dry_run:
-        return spec if need is None else replace(spec, gpus=_choose_now(need))
+        return spec if need is None else replace(spec, gpus=_choose_gpus_now(need))
     guess = spec if need is None else replace(spec, gpus=_format_gpus(need, need.units[:count]))
     spec = _reserve_all(need, jobs, spec, wait_s, keep, lambda: on_next(guess))
     if path := os.environ.get(START_VARIABLE):
@@ -79,7 +79,7 @@ def _reserve_all(
         return spec
     claims = _open_claims()
     if jobs:
-        keep(_reserve(claims, _jobs_need(jobs, spec), wait_s, on_next)[0])
+        keep(_reserve(claims, _make_jobs_need(jobs, spec), wait_s, on_next)[0])
     if need:
         own, units = _reserve(claims, need, wait_s, on_next)
         keep(own)
@@ -95,7 +95,7 @@ def _format_gpus(need: GpuNeed, units: Sequence[str]) -> str:
     return ",".join(map(str, need.indices(units)))
 
 
-def describe_place(job: str) -> str | None:
+def describe_wait(job: str) -> str | None:
     """Return what a local job waits for, and its place in the line: "waits for 2 free GPUs, 3 runs before it"."""
     files = _list_claims()
     own = next((each for each in files if each.claim.job == job and not each.has_units), None)
@@ -127,23 +127,23 @@ def _open_claims() -> Claims:
         raise UsageError(error.message, error.hint) from None
 
 
-def _jobs_need(jobs: str, spec: PlanSpec) -> Need:
+def _make_jobs_need(jobs: str, spec: PlanSpec) -> Need:
     """Return what a job without reserved GPUs waits for: one of ``--jobs N`` places, or free CPUs for its ranks."""
     if jobs != AUTO:
         return PlaceNeed(f"jobs-{os.geteuid()}", f"a place (--jobs {jobs})", 1, int(jobs))
     cpu = read_cpu("/sys")
     ranks = (spec.nproc and parse_int(spec.nproc)) or (cpu.physical if spec.nproc == "cpu" else 1)
-    count = min(max(1, ranks), cpu.usable)
-    return CountedNeed("cpus", format_count(count, "free CPU"), count, cpu.usable)
+    count = min(max(1, ranks), cpu.usable_count)
+    return CountedNeed("cpus", format_count(count, "free CPU"), count, cpu.usable_count)
 
 
-def _choose_now(need: GpuNeed) -> str:
+def _choose_gpus_now(need: GpuNeed) -> str:
     claims = _open_claims()
     with claims.lock():
         files = claims.list(QUEUE)
     units = need.choose(units_taken(files))
     if units is None:
-        raise _too_few(NotFree(need, files, 0), None)
+        raise _explain_too_few(NotFree(need, files, 0), None)
     return _format_gpus(need, units)
 
 
@@ -152,31 +152,31 @@ def _reserve(
 ) -> tuple[OwnClaim, tuple[str, ...]]:
     shown: int | None = None
 
-    def show(before: int, files: Sequence[ClaimFile]) -> None:
+    def on_wait(before: int, files: Sequence[ClaimFile]) -> None:
         nonlocal shown
         if shown is None and isinstance(need, GpuNeed):
             print_notes(*need.describe_users(files))
         if before != shown:
             limit = f", at most {format_duration(wait_s)}" if shown is None and wait_s and wait_s < LONG_WAIT_S else ""
-            print_note(f"waiting for {need.what}{limit}: {_format_place(before)}", before=before)
+            print_note(f"waiting for {need.what}{limit}: {_format_line_position(before)}", before=before)
             shown = before
             if before == 0:
                 on_next()
 
     try:
-        return reserve(claims, need, wait_s, show)
+        return reserve(claims, need, wait_s, on_wait)
     except NotFree as error:
-        raise _too_few(error, wait_s) from None
+        raise _explain_too_few(error, wait_s) from None
     except OSError as error:
         what = f"cannot reserve {need.what}: {error.filename or 'the lock folder'}: {error.strerror}"
         raise UsageError(what, "DDPLAUNCH_LOCK_DIR=FOLDER names another folder for locks") from None
 
 
-def _format_place(before: int) -> str:
+def _format_line_position(before: int) -> str:
     return "next in line" if before == 0 else f"{format_count(before, 'run')} before this one"
 
 
-def _too_few(error: NotFree, wait_s: float | None) -> UsageError:
+def _explain_too_few(error: NotFree, wait_s: float | None) -> UsageError:
     """Print which processes have what the run needs, and return the error."""
     need, files = error.need, error.files
     waited = "" if wait_s is None else f" after {format_duration(wait_s)}"

@@ -12,8 +12,8 @@ from contextlib import suppress
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.node_start import plan_node_zygotes
-from ddplaunch.core.agent.process_tree import make_zygote_start
-from ddplaunch.core.agent.zygote_process import OwnZygote, ZygoteStart, spawn_own_zygote
+from ddplaunch.core.agent.process_tree import make_zygote_start_settings
+from ddplaunch.core.agent.zygote_process import ChildZygote, ZygoteStartSettings, spawn_child_zygote
 from ddplaunch.core.feature_registry import load_features
 from ddplaunch.core.rank import zygote_channel
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
@@ -30,11 +30,11 @@ class EarlyZygote:
 
     unavailable_reason: str | None = None
 
-    def __init__(self, start: ZygoteStart) -> None:
+    def __init__(self, start: ZygoteStartSettings) -> None:
         """Start the zygote. Raises OSError if there can be no more processes."""
         self._config, self._environment, _ = start
         waiting: ZygoteConfig = {**start.config, "server": {"file": _SERVER, "settings": None}}
-        self._zygote: tuple[OwnZygote, socket.socket] | None = spawn_own_zygote(start._replace(config=waiting))
+        self._zygote: tuple[ChildZygote, socket.socket] | None = spawn_child_zygote(start._replace(config=waiting))
 
     @property
     def child_pid(self) -> int | None:
@@ -42,13 +42,13 @@ class EarlyZygote:
 
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
-    ) -> tuple[OwnZygote, socket.socket] | None:
+    ) -> tuple[ChildZygote, socket.socket] | None:
         """Return the zygote with its socket; None if it has ended, or if the run now needs other imports."""
         zygote, self._zygote = self._zygote, None
         if zygote is None:
             return None
         process, control = zygote
-        if config == self._config and not self._reads_other_variable(environment):
+        if config == self._config and not self._may_have_read_changed(environment):
             with suppress(OSError), open(os.memfd_create("environment"), "wb") as file:
                 file.write(json.dumps(dict(environment)).encode())
                 file.flush()
@@ -59,7 +59,7 @@ class EarlyZygote:
         process.wait(EXIT_TIMEOUT_S)
         return None
 
-    def _reads_other_variable(self, environment: Mapping[str, str]) -> bool:
+    def _may_have_read_changed(self, environment: Mapping[str, str]) -> bool:
         """Whether native code may have read a variable that has changed since. The zygote checks what Python reads."""
         before = self._environment
         others = [name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)]
@@ -79,5 +79,5 @@ def start_early(options: Options, spec: PlanSpec, target: Target) -> EarlyZygote
             return None
         if load_features().make_zygote_source(options):
             return None
-        return EarlyZygote(make_zygote_start(settings, environ, plan))
+        return EarlyZygote(make_zygote_start_settings(settings, environ, plan))
     return None

@@ -43,7 +43,7 @@ class ReserveDevices(Feature):
 
             self._early = self._early or early_zygote.start_early(options, spec, target)
 
-        return complete_spec(options, spec, is_remote=is_remote, keep=self._keep, on_next=start_early)
+        return complete_spec(options, spec, is_remote=is_remote, keep=self._keep_claim, on_next=start_early)
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
         """Return the source of the zygote that was started while the run waited."""
@@ -57,17 +57,17 @@ class ReserveDevices(Feature):
 
         own, notes = share_gpus(plan.gpu_addresses)
         if own:
-            self._keep(own)
+            self._keep_claim(own)
         return notes
 
-    def _keep(self, own: OwnClaim) -> None:
+    def _keep_claim(self, own: OwnClaim) -> None:
         self._held.append(own)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        return _Holder(self._held) if self._held else None
+        return _ClaimHolder(self._held) if self._held else None
 
 
-class _Holder(NodeSide):
+class _ClaimHolder(NodeSide):
     """Removes the claims of this launcher once its job has ended; if it is killed, the kernel unlocks them."""
 
     def __init__(self, held: list[OwnClaim]) -> None:

@@ -16,7 +16,7 @@ def choose_neighbours(free: Sequence[int], count: int, distances: Links) -> tupl
     """
     if len(free) < count:
         return None
-    candidates = [_grow(first, free, count, distances) for first in free]
+    candidates = [_grow_group(first, free, count, distances) for first in free]
 
     def cost(chosen: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
         rest = [each for each in free if each not in chosen]
@@ -26,7 +26,7 @@ def choose_neighbours(free: Sequence[int], count: int, distances: Links) -> tupl
     return min(candidates, key=cost)
 
 
-def _grow(first: int, free: Sequence[int], count: int, distances: Links) -> tuple[int, ...]:
+def _grow_group(first: int, free: Sequence[int], count: int, distances: Links) -> tuple[int, ...]:
     chosen = [first]
     while len(chosen) < count:
         others = (each for each in free if each not in chosen)

@@ -15,7 +15,7 @@ MAX_JOBS = 10_000
 # fmt: off
 
 
-def _read_jobs(option: Option, text: str | None) -> str | None:
+def _parse_jobs(option: Option, text: str | None) -> str | None:
     if text is None or text == AUTO or (text.isascii() and text.isdecimal() and 0 < int(text) <= MAX_JOBS):
         return text
     raise UsageError(f"{option.opts[-1]} {text}: expected a number of runs, 1 or more, or auto", "--jobs 4")
@@ -31,7 +31,7 @@ class Reservations(OptionGroup, frozen=True):
         "Wait at most this long for --gpus free:N or --jobs, in order of arrival.", time_limit)] = None
     jobs: Annotated[str | None, Option("--jobs N",
         "Start only while fewer than N of your runs with this option are in progress here; auto: only with a free CPU "
-        "for each rank.", _read_jobs)] = None
+        "for each rank.", _parse_jobs)] = None
 
     def check_contradictions(self, options: Options) -> None:
         if self.wait is not None and not self.jobs and not wants_free_gpus(options[RanksPerNode].gpus):

@@ -54,13 +54,13 @@ def reserve(
         while True:
             with claims.lock():
                 files = claims.list(need.queue)
-                before = _waiting_before(files, own, need)
+                before = _earlier_claims(files, own, need)
                 units = None if before else need.choose(units_taken(files))
                 if units is not None:
                     granted = replace(claim, units=units)
                     if own is None:
                         return claims.add(granted, waits=False), units
-                    own.grant(granted)
+                    own.record_units(granted)
                     return own, units
                 if wait_s is None or time.monotonic() >= deadline:
                     raise NotFree(need, files, len(before))
@@ -75,7 +75,7 @@ def reserve(
         raise
 
 
-def _waiting_before(files: Sequence[ClaimFile], own: OwnClaim | None, need: Need) -> list[ClaimFile]:
+def _earlier_claims(files: Sequence[ClaimFile], own: OwnClaim | None, need: Need) -> list[ClaimFile]:
     """Return the claims of launchers that wait for some of the same units, and have arrived before this one."""
     return waiting_for([each for each in files if not (own and own.precedes(each))], need.units)
 

@@ -44,7 +44,7 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
     return click.echo(f"one of them: ddplaunch report {JobId(job.number, index='INDEX').text}")
 
 
-def page_not_supported(job: SubmittedJob, page: str) -> UsageError:
+def no_page_error(job: SubmittedJob, page: str) -> UsageError:
     """Return the error for ``--html`` or ``--serve`` (``page``) with a whole array."""
     what = f"{page}: job {job.number} is an array of --array {job.array}"
     return UsageError(what, f"name one by its index: ddplaunch report {JobId(job.number, index='INDEX').text}")

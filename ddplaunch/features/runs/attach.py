@@ -9,7 +9,7 @@ import click
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.lookup.batch_jobs import (
     find_slurm,
-    find_unsubmitted_job,
+    find_unrecorded_job,
     job_state,
     query_state,
     resolve_job_id,
@@ -36,12 +36,12 @@ def attach(job: str | None) -> int:
     output. Ctrl-C asks whether to cancel the job or detach; without a terminal it detaches.
     """
     known = submitted_jobs.find_job(job) if job is not None else next(iter(submitted_jobs.list_jobs()), None)
-    if elsewhere := _find_elsewhere(job, known):
-        return elsewhere.start_command(["attach", elsewhere.word_there(job or elsewhere.run_id)])()
+    if elsewhere := _find_job_elsewhere(job, known):
+        return elsewhere.start_on_first_host(["attach", elsewhere.name_on_host(job or elsewhere.run_id)])()
     if known is None:
         if job is None:
             raise UsageError("no submitted job is on record", "ddplaunch attach NUMBER takes any job of Slurm")
-        if (known := find_unsubmitted_job(job)) is None:
+        if (known := find_unrecorded_job(job)) is None:
             return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
     scheduler = get_scheduler(known)
@@ -53,12 +53,12 @@ def attach(job: str | None) -> int:
     return follow_job(follower, seen.log_path or known.log or f"ddplaunch logs {known.number}", known)
 
 
-def _find_elsewhere(word: str | None, known: SubmittedJob | None) -> RemoteJob | None:
+def _find_job_elsewhere(word: str | None, known: SubmittedJob | None) -> RemoteJob | None:
     """Return the job to attach to, if it was submitted on a login node; ``known``: the job submitted here, if any."""
     jobs = [each for each in list_remote_jobs() if each.is_submitted]
     if word is None:
         return next((each for each in jobs[:1] if known is None or known.moment < each.began), None)
-    return None if known else next((each for each in jobs if each.is_called(word)), None)
+    return None if known else next((each for each in jobs if each.matches_exactly(word)), None)
 
 
 def _attach_to_slurm_job(word: str) -> int:

@@ -135,7 +135,7 @@ def describe_diff(before: Provenance, after: Provenance) -> str:
     return ""
 
 
-def print_comparison(runs: Sequence[ComparedRun], across: int | None) -> Iterator[str]:
+def render_tables(runs: Sequence[ComparedRun], across: int | None) -> Iterator[str]:
     """Yield the lines of the two tables, with ANSI styles; ``across``: columns of the terminal."""
     names = [each.record.run for each in runs]
     differs, results = differences(runs), [*compare_results(runs, format_state)]
@@ -143,14 +143,14 @@ def print_comparison(runs: Sequence[ComparedRun], across: int | None) -> Iterato
     if across is not None:
         longest = max(len(row.name) for row in (*differs, *results))
         width = max(MIN_CELL, (across - longest) // len(runs) - 2)
-    yield from notes_on(runs, differs)
+    yield from describe_gaps(runs, differs)
     if differs:
         yield from _format_rows("DIFFERS", differs, names, width)
     yield ""
     yield from _format_rows("RESULT", results, names, width)
 
 
-def notes_on(runs: Sequence[ComparedRun], differs: Sequence[object]) -> list[str]:
+def describe_gaps(runs: Sequence[ComparedRun], differs: Sequence[object]) -> list[str]:
     """Return sentences on gaps in the table of differences: what is not recorded, or that nothing differs."""
     unknown = [each.record.run for each in runs if each.provenance is None]
     notes = [f"commit and versions of {join_names(unknown)} are not recorded"] if unknown else []
@@ -199,11 +199,11 @@ def write_comparison(runs: Sequence[ComparedRun], file: str) -> None:
         pages.append(PageRun.from_records(with_live_state(found, shares, inputs), inputs))
     differs = [(row.name, *row.values) for row in differences(runs)]
     results = [(row.name, *row.values) for row in compare_results(runs, format_state)]
-    page = render_comparison(pages, differs, results, notes_on(runs, differs), content_security_policy(live=False))
+    page = render_comparison(pages, differs, results, describe_gaps(runs, differs), content_security_policy(live=False))
     write_html(page, file)
 
 
-def report_runs(words: Sequence[str], *, as_json: bool, html: str | None, across: int | None) -> Iterator[str]:
+def format_comparison(words: Sequence[str], *, as_json: bool, html: str | None, across: int | None) -> Iterator[str]:
     """Yield the lines of the comparison of the runs that these words name; none if it is written to ``html``."""
     runs = find_compared_runs(words)
     if html is not None:
@@ -211,4 +211,4 @@ def report_runs(words: Sequence[str], *, as_json: bool, html: str | None, across
     elif as_json:
         yield comparison_to_json(runs)
     else:
-        yield from print_comparison(runs, across)
+        yield from render_tables(runs, across)

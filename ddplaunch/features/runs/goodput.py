@@ -55,7 +55,7 @@ def sum_breakdowns(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
     return TimeBreakdown(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
-def total_time(runs: Sequence[RunRecord], submitted: float | None = None) -> TimeBreakdown:
+def total_breakdown(runs: Sequence[RunRecord], submitted: float | None = None) -> TimeBreakdown:
     """Sum up the time of all runs of one batch job, in order.
 
     The time between two runs, and from ``submitted`` to the first, counts as queued.

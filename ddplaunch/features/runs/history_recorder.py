@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
-from ddplaunch.base.redaction import recorded_argv, redact_words
+from ddplaunch.base.redaction import redact_words, redacted_argv
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.types import as_dict
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
-from ddplaunch.core.output.run_log import rank_file, run_names
+from ddplaunch.core.output.run_log import candidate_names, rank_file
 from ddplaunch.core.output.times import times_file
 from ddplaunch.features.runs.provenance import SUFFIX
 from ddplaunch.features.runs.provenance_process import ProvenanceProcess
@@ -139,9 +139,9 @@ class HistoryRecorder(TimeTracker):
         parent = open_history_dir(path, create=True)
         try:
             node = f"node-{self._plan.node_rank}"
-            names = ((name, node) for name in run_names(self._plan.run_id))
-            if joined := self._joined_run():
-                names = ((joined, file) for file in run_names(node))
+            names = ((name, node) for name in candidate_names(self._plan.run_id))
+            if joined := self._find_joined_run():
+                names = ((joined, file) for file in candidate_names(node))
             for name, file_name in names:
                 self._file = f"{file_name}.jsonl"
                 try:
@@ -169,7 +169,7 @@ class HistoryRecorder(TimeTracker):
         finally:
             os.close(parent)
 
-    def _joined_run(self) -> str | None:
+    def _find_joined_run(self) -> str | None:
         """Name of the run, if this node joined it after its start and the record of node 0 or of this node is here.
 
         It is the newest run with this id, if that was still running when this launcher started.
@@ -183,7 +183,7 @@ class HistoryRecorder(TimeTracker):
         return {
             "run_id": plan.run_id,
             "target": sanitize_line(" ".join(redact_words(plan.target.argv)), MAX_TARGET_CHARS),
-            "argv": recorded_argv(),
+            "argv": redacted_argv(),
             "host": host_name(),
             "cwd": current_folder(),
             "pid": os.getpid(),
@@ -244,7 +244,7 @@ class HistoryRecorder(TimeTracker):
         if self._folder is None:
             return
         if self._file == "node-0.jsonl":  # node 0 alone ends the run: an elastic job goes on without other nodes
-            history_store.mark_over(self._folder)
+            history_store.mark_run_over(self._folder)
         os.close(self._folder)
         self._folder = None
         with suppress(OSError):

@@ -27,7 +27,7 @@ from ddplaunch.cli.lookup.batch_jobs import (
     find_recorded_run,
     find_running_batch_job,
     job_state,
-    nothing_kept_error,
+    no_record_error,
     require_running,
     resolve_job_id,
 )
@@ -40,14 +40,14 @@ from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.core.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.features.runs import rank_logs as kept
 from ddplaunch.features.runs.output_request import ProgramOutputRequest
-from ddplaunch.features.runs.rank_logs import Part
+from ddplaunch.features.runs.rank_logs import OutputPart
 from ddplaunch.observe.history import history_store
 from ddplaunch.observe.history.run_record import RunState
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
-from ddplaunch.system.schedulers.submitted_jobs import store_end
+from ddplaunch.system.schedulers.submitted_jobs import save_end_if_known
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one
@@ -89,7 +89,7 @@ def logs(
     With the number of a submitted job, show the job's log. With --rank or --program, the nodes are queried through
     Slurm (`srun --overlap`), Grid Engine or Kubernetes (`kubectl exec`).
     """
-    part = Part(tail or 0, None if since is None else parse_moment(since, time.time()))
+    part = OutputPart(tail or 0, None if since is None else parse_moment(since, time.time()))
     if tail and since is not None:
         raise UsageError("--tail and --since contradict each other", "leave one of them out")
     if program is not None:
@@ -184,10 +184,10 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
         ended = job_state(job, which).code is not None
     with closing(LogFollower(which, scheduler, files, last_bytes, tail)) as follower:
         if has_ended and follower.reads_files and not os.path.exists(files[0] or ""):
-            raise nothing_kept_error(which, seen)
+            raise no_record_error(which, seen)
         if follow and not ended:
             follower.run()
-            store_end(job, which, follower.last_seen)
+            save_end_if_known(job, which, follower.last_seen)
         else:
             follower.copy_logs()
     return 0
@@ -224,12 +224,14 @@ def _chosen_ranks(run: FoundRun, typed: str | None, failed: bool) -> list[int]:
     return chosen
 
 
-def _output_chunks(run: FoundRun, ranks: Sequence[int], follow: bool, part: Part) -> list[Iterator[tuple[int, bytes]]]:
+def _output_chunks(
+    run: FoundRun, ranks: Sequence[int], follow: bool, part: OutputPart
+) -> list[Iterator[tuple[int, bytes]]]:
     """Return streams of (rank, data): one for each rank, or a single one to ``follow``."""
     job, record = run.running, run.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
-        pieces = kept.read_live(job.path, ranks, part, follow=follow)
+        pieces = kept.read_live_output(job.path, ranks, part, follow=follow)
         pieces = _explain_if_empty(run, pieces) if part.since is None else pieces
         pieces = _stored_if_ended(run, pieces, ranks, part)
         return [pieces] if follow else [iter([piece]) for piece in pieces]
@@ -245,7 +247,7 @@ def _output_chunks(run: FoundRun, ranks: Sequence[int], follow: bool, part: Part
 
 
 def _stored_if_ended(
-    run: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: Part
+    run: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: OutputPart
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the pieces of live output; if the job has ended since it was found, yield its stored output."""
     try:
@@ -342,7 +344,7 @@ def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterato
             if not equal.held_count(rank):
                 break
             for _ in range(min(equal.held_count(rank), LOOKAHEAD_LINES // 2)):
-                equal.emit_first(rank)
+                equal.emit_first_line(rank)
             yield from equal.take_output()
 
 
@@ -350,7 +352,7 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
     """Merge the equal lines that ranks print at the same time, as they come."""
     equal, arrived = LineMerger(ranks_unknown=True), SimpleQueue[tuple[int, int, bytes] | BaseException | None]()
 
-    def read() -> None:
+    def read_pieces() -> None:
         try:
             for rank, lines in regroup_by_line(pieces):
                 arrived.put((rank, 1, lines))
@@ -358,7 +360,7 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
         except BaseException as error:
             arrived.put(error)
 
-    Thread(target=read, daemon=True).start()
+    Thread(target=read_pieces, daemon=True).start()
     while True:
         due = equal.next_flush_time
         try:

@@ -36,9 +36,9 @@ class GitState(Struct, frozen=True):
 
     def __str__(self) -> str:
         counts = (
-            [f"{_format_listed(self.changed)} file{'s' * (len(self.changed) != 1)} changed"] if self.changed else []
+            [f"{_format_file_count(self.changed)} file{'s' * (len(self.changed) != 1)} changed"] if self.changed else []
         )
-        counts += [f"{_format_listed(self.new)} new"] if self.new else []
+        counts += [f"{_format_file_count(self.new)} new"] if self.new else []
         at = f"commit {self.commit[:SHORT_COMMIT]}" if self.commit else "no commit yet"
         on = f" on {self.branch}" if self.branch and not self.branch.startswith("(") else ""
         return ", ".join((at + on, *counts))
@@ -75,7 +75,7 @@ class Provenance(Struct, frozen=True):
         yield ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
-def _format_listed(names: Sequence[str]) -> str:
+def _format_file_count(names: Sequence[str]) -> str:
     """Format the number of files that are listed, of which there may be more: "1", "200 or more"."""
     return f"{len(names)}{' or more' * (len(names) >= MAX_FILES)}"
 

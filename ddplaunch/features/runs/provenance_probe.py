@@ -77,7 +77,7 @@ class GitFailed(Exception):
     """Raised when git is missing, takes too long, or refuses the command."""
 
 
-class Git:
+class GitRunner:
     """Runs git commands in one folder, until a deadline."""
 
     def __init__(self, folder: str, deadline: float, parent: int) -> None:
@@ -141,7 +141,7 @@ def read_git(
     """Return what git knows of the first of these folders that is in a repository; None if none is."""
     for folder in folders:
         if may_be_in_repository(folder):
-            git = Git(folder, deadline, parent)
+            git = GitRunner(folder, deadline, parent)
             try:
                 root = os.fsdecode(git.run("rev-parse", "--show-toplevel")[0]).rstrip("\n")
             except GitFailed as error:
@@ -162,7 +162,7 @@ def may_be_in_repository(folder: str) -> bool:
     return True
 
 
-def read_repository(git: Git, root: str, write_diff: Callable[[bytes], None]) -> dict[str, object]:
+def read_repository(git: GitRunner, root: str, write_diff: Callable[[bytes], None]) -> dict[str, object]:
     """Return commit, branch and changed files; ``write_diff`` gets the changes."""
     branch, commit = "", None
     changed, new = list[str](), list[str]()
@@ -237,7 +237,7 @@ def list_packages(sys_path: Sequence[str]) -> dict[str, str]:
     return dict(list(versions.items())[:MAX_PACKAGES])
 
 
-def read_torch(sys_path: Sequence[str]) -> tuple[str | None, str | None]:
+def read_torch_versions(sys_path: Sequence[str]) -> tuple[str | None, str | None]:
     """Return the versions of torch and of its CUDA or ROCm, from its file ``version.py``."""
     for folder in sys_path:
         try:
@@ -252,7 +252,7 @@ def read_torch(sys_path: Sequence[str]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def read_driver() -> str | None:
+def read_driver_version() -> str | None:
     """Return the version of NVIDIA's kernel module; None without one."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
@@ -273,34 +273,34 @@ def main() -> None:
     folder, name, request = sys.argv[1:]
     fields = json.loads(request)
     sys_path, folders = fields.pop("sys_path"), fields.pop("folders")
-    torch, cuda = read_torch(sys_path)
+    torch, cuda = read_torch_versions(sys_path)
     fields |= {
         "python": sys.version.partition(" ")[0],
         "torch": torch,
         "cuda": cuda,
-        "driver": read_driver(),
+        "driver": read_driver_version(),
         "packages": list_packages(sys_path),
         "variables": list_variables(os.environ),
         "git": None,
         "git_error": "git had not answered when the run ended",
     }
 
-    def write(suffix: str, data: bytes) -> None:
+    def write_file(suffix: str, data: bytes) -> None:
         path = os.path.join(folder, name + suffix)
         with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(data)
         os.replace(f"{path}.new", path)
 
-    write(".json", json.dumps(fields).encode())
+    write_file(".json", json.dumps(fields).encode())
     fields["git_error"] = None
     try:
         signal.signal(signal.SIGTERM, stop)
         deadline = time.monotonic() + GIT_TIMEOUT_S
-        fields["git"] = read_git(folders, deadline, parent, lambda diff: write(".diff", diff))
+        fields["git"] = read_git(folders, deadline, parent, lambda diff: write_file(".diff", diff))
     except GitFailed as error:
         fields["git_error"] = str(error)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to stop
-    write(".json", json.dumps(fields).encode())
+    write_file(".json", json.dumps(fields).encode())
 
 
 if __name__ == "__main__":

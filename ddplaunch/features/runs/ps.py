@@ -30,7 +30,7 @@ from ddplaunch.features.runs.goodput import format_percent
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
 from ddplaunch.observe.diagnosis.rank_position import format_exit
 from ddplaunch.observe.history import history_store
-from ddplaunch.observe.history.run_record import RunRecord, RunState, is_unread_note
+from ddplaunch.observe.history.run_record import RunRecord, RunState, is_skipped_lines_note
 from ddplaunch.observe.request import InspectJobRequest, JobInspection
 from ddplaunch.system.processes.proc_utils import is_suspended
 
@@ -67,13 +67,13 @@ def ps(show_all: bool, as_json: bool) -> None:
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
         click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
-    damaged = [run for run, record in records.items() if record and any(map(is_unread_note, record.notes))]
+    damaged = [run for run, record in records.items() if record and any(map(is_skipped_lines_note, record.notes))]
     if damaged and show_all:
         which = "a record" if len(damaged) == 1 else f"{len(damaged)} records"
         click.echo(f"lines of {which} cannot be read, and are left out: {join_names(damaged)}", err=True)
     if as_json:
-        found = [*map(running_to_json, running), *map(remote_to_json, remote)]
-        found += [*map(submitted_to_json, jobs), *map(ended_to_json, ended)]
+        found = [*map(running_job_to_json, running), *map(remote_job_to_json, remote)]
+        found += [*map(submitted_job_to_json, jobs), *map(ended_run_to_json, ended)]
         return click.echo(json.dumps(found, indent=2))
     if not running and not ended and not jobs and not remote:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
@@ -172,14 +172,14 @@ def _make_observed_job(
 def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
     """Compute collectives per second in the default process group, of the lowest rank in both inspections."""
     seconds = second.inspection.moment - first.inspection.moment
-    before, after = _operations_entered(first), _operations_entered(second)
+    before, after = _count_collectives(first), _count_collectives(second)
     both = sorted(before.keys() & after.keys())
     if first.status.attempt != second.status.attempt or not both or seconds <= 0:
         return None
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _operations_entered(found: JobInspection) -> dict[int, int]:
+def _count_collectives(found: JobInspection) -> dict[int, int]:
     return {
         rank.rank: group.enqueued  # gloo's count of completed ones comes late and out of order
         for rank in found.inspection.ranks
@@ -267,7 +267,7 @@ _FIELDS: dict[str, object] = dict.fromkeys([
 """The fields of each entry of ``ps --json``, null where unknown."""
 
 
-def running_to_json(seen: ObservedJob) -> dict[str, object]:
+def running_job_to_json(seen: ObservedJob) -> dict[str, object]:
     """Build the entry of a running job for ``ps --json``."""
     entry = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
     entry |= {"state": seen.state if seen.suspended else None}
@@ -282,20 +282,20 @@ def running_to_json(seen: ObservedJob) -> dict[str, object]:
     return entry
 
 
-def remote_to_json(job: RemoteJob) -> dict[str, object]:
+def remote_job_to_json(job: RemoteJob) -> dict[str, object]:
     """Build the entry of a job on other machines for ``ps --json``."""
     fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid or None, "ranks": [], "hosts": job.hosts}
     return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 
 
-def submitted_to_json(job: QueuedJob) -> dict[str, object]:
+def submitted_job_to_json(job: QueuedJob) -> dict[str, object]:
     """Build the entry of a submitted job for ``ps --json``."""
     entry = {**_FIELDS, "run": job.job.number, "state": job.description, "world_size": job.world_size, "ranks": []}
     entry |= {"began": job.job.moment, "code": job.code, "collectives_per_second": job.rate}
     return {**entry, "target": job.job.target}
 
 
-def ended_to_json(record: RunRecord) -> dict[str, object]:
+def ended_run_to_json(record: RunRecord) -> dict[str, object]:
     """Build the entry of a run that has ended for ``ps --json``."""
     last = record.attempts[-1] if record.attempts else None
     entry = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}

@@ -47,14 +47,14 @@ def _files(folders: Sequence[str]) -> dict[int, list[str]]:
     return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(files.items())}
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """The part of the output to show: with neither field given, all output of the last attempt."""
 
     lines: int = 0  # the last lines of the last attempt
     since: float | None = None  # output since a moment, in all attempts
 
 
-def _start_since(path: str, moment: float) -> int:
+def _find_offset_since(path: str, moment: float) -> int:
     """Return the offset in a log file of the output since a moment; raise LaunchError if its times are unknown."""
     size = os.path.getsize(path)
     try:
@@ -78,7 +78,7 @@ def failed_ranks(record: RunRecord) -> list[int]:
 
 
 def read_stored_output(
-    paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part
+    paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: OutputPart
 ) -> Iterator[tuple[int, bytes]]:
     """Yield a part of the output of these ranks, one rank after the other."""
     for rank in ranks:
@@ -97,7 +97,7 @@ def read_last_lines(file: BinaryIO, lines: int) -> bytes:
         span *= 4
 
 
-def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+def read_live_output(path: str, ranks: Sequence[int], part: OutputPart, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the output of these ranks from the launcher's memory; ``follow``: and further output, to the job's end.
 
     Raises JobEnded, before the first piece, if the job has ended.
@@ -108,7 +108,7 @@ def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> I
         yield piece.rank, piece.data
 
 
-def follow_files(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+def follow_files(run: str, path: str, ranks: Sequence[int], part: OutputPart) -> Iterator[tuple[int, bytes]]:
     """Yield a part of the log files of these ranks, and what is appended to them until the job ends.
 
     The launcher announces new output, so the files are not polled.
@@ -137,7 +137,7 @@ class _TailedFile:
         self._path: str | None = None
         self._file: BinaryIO | None = None
 
-    def read(self, paths: Sequence[str], part: Part | None = None) -> Iterator[bytes]:
+    def read(self, paths: Sequence[str], part: OutputPart | None = None) -> Iterator[bytes]:
         """Yield new data of the current file, then the later files; on the first call only ``part`` of their data.
 
         Raises LaunchError if the times of a file are unknown.
@@ -155,7 +155,7 @@ class _TailedFile:
                 yield read_last_lines(file, part.lines)
                 return  # what has been appended meanwhile would be more lines
             if part and part.since is not None:
-                file.seek(_start_since(path, part.since))
+                file.seek(_find_offset_since(path, part.since))
             yield from self._read_new()
 
     def close(self) -> None:

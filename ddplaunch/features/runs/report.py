@@ -23,7 +23,7 @@ from ddplaunch.cli.lookup.batch_jobs import (
     find_runs_of_job,
     job_state,
     mark_lost,
-    nothing_kept_error,
+    no_record_error,
     parse_array_index,
     require_running,
     resolve_job_id,
@@ -32,9 +32,9 @@ from ddplaunch.cli.lookup.default_run import default_run
 from ddplaunch.cli.lookup.job_command import JobCommand, RunName
 from ddplaunch.cli.lookup.run_index import find_run
 from ddplaunch.features.runs import rank_logs
-from ddplaunch.features.runs.array_report import page_not_supported
+from ddplaunch.features.runs.array_report import no_page_error
 from ddplaunch.features.runs.array_report import print_array as report_all
-from ddplaunch.features.runs.goodput import total_time
+from ddplaunch.features.runs.goodput import total_breakdown
 from ddplaunch.features.runs.html_report import write_page
 from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state
 from ddplaunch.features.runs.period_report import report_since
@@ -110,7 +110,7 @@ def report(
     if target_run.running:
         shares = [_with_live_times(target_run.running.path, shares[0]), *shares[1:]]
     before = mark_lost([each for each in of_job if each.run != target_run.run], seen)
-    total = TimeOfRuns([*before, shares[0]], total_time([*before, shares[0]], queued.moment if queued else None))
+    total = TimeOfRuns([*before, shares[0]], total_breakdown([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
         known = collect_inputs(target_run, shares, effective=total.line)
         write_page(with_live_state(target_run, shares, known), html, known)
@@ -129,10 +129,10 @@ def _compare(words: Sequence[str], *, as_json: bool, html: str | None, serve: st
     """Print what differs between runs, and how they went."""
     if serve is not None:
         raise UsageError(f"--serve is for one run, not for {len(words)}", "--html FILE writes the page of several")
-    from ddplaunch.features.runs.comparison_report import report_runs  # with the options of run: 30 ms
+    from ddplaunch.features.runs.comparison_report import format_comparison  # with the options of run: 30 ms
 
     across = window_size(1)[0] if os.isatty(1) else None
-    for line in report_runs(words, as_json=as_json, html=html, across=across):
+    for line in format_comparison(words, as_json=as_json, html=html, across=across):
         click.echo(line, color=None if is_colour_allowed() else False)
 
 
@@ -182,7 +182,7 @@ def _report_of_job(
     """
     if parse_array_index(job, word) == "":
         if page:
-            raise page_not_supported(job, page)
+            raise no_page_error(job, page)
         report_all(job, as_json=as_json)
         return 0
     which = resolve_job_id(job, word, "report")
@@ -210,7 +210,7 @@ def _report_of_job(
         click.echo(json.dumps(content, indent=2) if as_json else text)
         return 0
     if seen.code is not None and not os.path.exists(seen.log_path or ""):
-        raise nothing_kept_error(which, seen)
+        raise no_record_error(which, seen)
     if seen.code is not None:
         what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")

@@ -19,7 +19,7 @@ from ddplaunch.cli.argv_splitter import (
     JSON,
     TRAILING_OPTIONS,
     ArgvGrammar,
-    SplitArgv,
+    ArgvParts,
     end_of_options,
     is_option,
     option_name,
@@ -208,7 +208,7 @@ def build_command(earlier: EarlierCommand, typed: TypedWords, worktree: str | No
     kind, *words = earlier.words
     params = PARAMS if kind == "run" else [*PARAMS, *_submit_params([*words, *typed.options])]
     table = OptionTable.from_params(params)
-    line = _split_earlier(words, table, typed.options if kind == "submit" else ())
+    line = _split_earlier_words(words, table, typed.options if kind == "submit" else ())
     target = _find_target(line.target or "", earlier, worktree)
     file = target.partition(":")[0]
     if file.endswith(".py") and not os.path.exists(file):
@@ -223,7 +223,7 @@ def build_command(earlier: EarlierCommand, typed: TypedWords, worktree: str | No
     if kind == "run" and os.environ.get("DDPLAUNCH_TOKEN"):
         options = table.remove_option(options, "--token")
     arguments = replace_arguments(line.program_args, typed.arguments)
-    _check_secrets(earlier.name, options, arguments)
+    _check_no_hidden_secret(earlier.name, options, arguments)
     if kind == "submit":
         return [kind, *options, target, *(["--"] if arguments else []), *arguments]
     return [kind, *options, *(["--"] if "--" in words or target.startswith("-") else []), target, *arguments]
@@ -241,7 +241,7 @@ def _find_target(typed: str, earlier: EarlierCommand, worktree: str | None) -> s
     return target
 
 
-def _split_earlier(words: Sequence[str], table: OptionTable, more: Sequence[str]) -> SplitArgv:
+def _split_earlier_words(words: Sequence[str], table: OptionTable, more: Sequence[str]) -> ArgvParts:
     """Split the words of the earlier command into options, target and arguments, as that command did."""
     rewritten = load_features().rewrite_words([*words], table.takes_value)
     translated = translate_torchrun(rewritten, table.takes_value, {})
@@ -275,7 +275,7 @@ def _has_value(name: str, words: Sequence[str]) -> bool:
     return any(_name(word) == name and ("=" in word or (after and not is_option(after))) for word, after in ends)
 
 
-def _check_secrets(run: str, options: Sequence[str], arguments: Sequence[str]) -> None:
+def _check_no_hidden_secret(run: str, options: Sequence[str], arguments: Sequence[str]) -> None:
     """Raise UsageError if a word has the mark of a secret that was not recorded."""
     for words, usage in ((options, "{name} VALUE {run}"), (arguments, "{run} {name} VALUE")):
         for before, word in zip(["", *words], words, strict=False):

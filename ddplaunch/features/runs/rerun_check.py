@@ -24,7 +24,7 @@ def describe_differences(
     """Return a line for each thing that is not as in an earlier run; ``with_code``: also commit and changes."""
     if before is None:
         return [f"the commit and the versions of {run} are not recorded"]
-    now, changes = read_current(folder)
+    now, changes = read_current_provenance(folder)
     if now is None:
         return [f"what differs from {run} is unknown: it could not be found out in {TIMEOUT_S:g} s"]
     models = tuple(gpu.name for gpu in read_hardware().gpus)
@@ -39,7 +39,7 @@ def describe_differences(
     return [*lines[:MAX_DIFFERENCES], *more] or [f"commit, changes, versions and machine are as for {run}"]
 
 
-def read_current(folder: str) -> tuple[Provenance | None, bytes]:
+def read_current_provenance(folder: str) -> tuple[Provenance | None, bytes]:
     """Return the provenance and the changes that a run in this folder would have now; None if that takes too long."""
     with tempfile.TemporaryDirectory() as draft:
         path = os.path.join(draft, "now")

@@ -68,7 +68,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
         click.echo("you have no runs in progress on this machine", err=True)
     waits, failed = _call_all(partial(_begin_to_stop, job, now) for job in jobs)
     words = ["--now"] if now else []
-    waits += [job.start_command(["stop", job.run_id, *words], stdin=False) for job in far]
+    waits += [job.start_on_first_host(["stop", job.run_id, *words], stdin=False) for job in far]
     codes, failed_later = _call_all(waits)
     if failed := failed_later or failed:
         raise failed

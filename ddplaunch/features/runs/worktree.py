@@ -82,11 +82,11 @@ def target_in_worktree(target: str, folder: str, root: str, worktree: str) -> st
     if moved is None:
         return target if has_folder and is_absolute and not file.endswith(".py") else None
     if has_folder and not is_absolute:
-        return None if _is_todays_module(file, moved, root, worktree) else target
+        return None if _is_in_repository_itself(file, moved, root, worktree) else target
     return f"{moved}{colon}{function}"
 
 
-def _is_todays_module(name: str, moved: str, root: str, worktree: str) -> bool:
+def _is_in_repository_itself(name: str, moved: str, root: str, worktree: str) -> bool:
     """Whether Python finds module ``name`` in the repository itself (an editable install), not in the worktree."""
     if os.path.exists(moved) or not all(part.isidentifier() for part in name.split(".")):
         return False

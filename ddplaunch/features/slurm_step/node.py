@@ -52,7 +52,7 @@ class JoinWatcher(NodeSide):
 
     def __init__(self, context: FeatureContext) -> None:
         self._context = context
-        self._missing: MissingNodes | None = None
+        self._missing: MissingNodeChecker | None = None
 
     def on_message(self, message: Message) -> None:
         match message:
@@ -67,7 +67,7 @@ class JoinWatcher(NodeSide):
     def _set_missing(self, missing: Sequence[int]) -> None:
         if self._missing is None:
             context = self._context
-            self._missing = MissingNodes(context.loop, os.environ, context.plan, context.job.send)
+            self._missing = MissingNodeChecker(context.loop, os.environ, context.plan, context.job.send)
         self._missing.set_missing(missing)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class JoinWatcher(NodeSide):
             self._missing = None
 
 
-class MissingNodes:
+class MissingNodeChecker:
     """Checks whether missing nodes are alive, until ``close``; calls ``on_missing`` if two checks in a row miss one."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.core.feature import Feature, RunInstead
+from ddplaunch.core.feature import Feature, ReplacementLauncher
 from ddplaunch.features.ssh.options import SshHosts
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ class Ssh(Feature):
     options = (SshHosts,)
     locators = ("job_records",)
 
-    def run_instead(self, options: Options) -> RunInstead | None:
+    def run_instead(self, options: Options) -> ReplacementLauncher | None:
         if not options[SshHosts].is_used:
             return None
         from ddplaunch.features.ssh.ssh_launch import SshLaunch

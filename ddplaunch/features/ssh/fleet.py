@@ -177,7 +177,7 @@ class Fleet:
             return
         duplicates = self._duplicate_hosts()
         self.problems = [problem for host in self._hosts for problem in self._problems_of(host)] + duplicates
-        if self.problems and not duplicates and self._can_spare({problem.host for problem in self.problems}):
+        if self.problems and not duplicates and self._can_replace({problem.host for problem in self.problems}):
             self._leave_out(self.problems)
             self.problems = []
         if self.problems:
@@ -192,7 +192,7 @@ class Fleet:
             if host not in self._left_out:
                 host.send(GO_AT_ONCE_BYTE if uses_all_spares else GO_BYTE)
 
-    def _can_spare(self, names: set[str]) -> bool:
+    def _can_replace(self, names: set[str]) -> bool:
         """Whether spares can take the places of these hosts; no spare can replace the first host."""
         return len(names) <= self._spares and self._hosts[0].name not in names
 
@@ -282,7 +282,7 @@ class Fleet:
         elif (
             self._state is not FleetState.CHECKING
             and os.isatty(2)
-            and self._inspect_key.is_pressed(number, time.monotonic())
+            and self._inspect_key.record_press(number, time.monotonic())
         ):
             self._print("inspecting the ranks; press Ctrl-\\ again to stop the job")
             self._hosts[0].send(INSPECT_BYTE)

@@ -26,7 +26,7 @@ from ddplaunch.system.record_folder import RecordFolder
 class SshJob(RemoteJob, frozen=True):
     """A job that was started over SSH; ``hosts`` are names that ssh knows."""
 
-    def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
+    def start_on_first_host(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
         host = self.hosts[0]
         where = f"{self.run_id} runs on {join_names(self.hosts)}; connecting to {host} over SSH"
         click.echo(f"ddplaunch: {where}", err=True)

@@ -162,7 +162,7 @@ def _run_job() -> int:
         job = replace(job, argv=(job.argv[0], "--join-window", "0", *job.argv[1:]))
     elif byte != GO_BYTE:
         return EXIT_USAGE if facts.problems else EXIT_UNAVAILABLE
-    return HostGuard(job).run()
+    return LauncherSupervisor(job).run()
 
 
 def _read_byte() -> bytes:
@@ -252,7 +252,7 @@ def _log_dir_problems(log_dir: str) -> Iterator[str]:
         yield f"--log-dir {log_dir}: cannot write to {there}"
 
 
-class HostGuard:
+class LauncherSupervisor:
     """Runs one launcher, and stops it when the connection to the machine that started the job is lost."""
 
     def __init__(self, job: HostJob) -> None:

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
-from ddplaunch.base.redaction import recorded_argv
+from ddplaunch.base.redaction import redacted_argv
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message, print_notes
 from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.show_option import read_merge
-from ddplaunch.core.feature import RunInstead
+from ddplaunch.cli.show_option import merges_equal_lines
+from ddplaunch.core.feature import ReplacementLauncher
 from ddplaunch.core.options import (
     Connections,
     Elastic,
@@ -56,7 +56,7 @@ _OMITTED_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc"
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
 
 
-class SshLaunch(RunInstead):
+class SshLaunch(ReplacementLauncher):
     """A job that runs on the hosts of --hosts or --hostfile."""
 
     def __init__(self, options: Options) -> None:
@@ -116,7 +116,7 @@ class SshLaunch(RunInstead):
         python = options[SshHosts].remote_python or sys.executable
         heartbeat, preempt_signal = options[Connections].heartbeat_timeout, options[Preemption].preempt_signal
         may_merge = is_interactive(1) and is_interactive(2) and options[Output].merge is None
-        merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
+        merge = ("--merge",) if may_merge and merges_equal_lines(options) is None else ()  # the hosts have no terminal
         fleet = Fleet(
             heartbeat,
             options[Stopping].grace,
@@ -160,7 +160,7 @@ class SshLaunch(RunInstead):
             ticks=start_ticks(pid),
             host=host_name(),
             began=time.time(),
-            argv=recorded_argv(),
+            argv=redacted_argv(),
         )
         RECORDS.save(job)
         code = None

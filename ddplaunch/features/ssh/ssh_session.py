@@ -24,7 +24,7 @@ from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.types import parse
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.features.ssh.remote_launcher import CODE_BYTE, CODE_REQUEST, HELLO, HostFacts, HostJob, output_mark
-from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_failed_start
 
 _MAX_KEPT_LINES = 30  # the last lines of stderr; a banner may come before the one that matters
 
@@ -190,7 +190,7 @@ class SshSession:
             return f"{ended}: does one of its start files call exit?"
         if code == 255 and (text := explain_host_key(self._error_lines(), self.name)):
             return text
-        return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
+        return explain_failed_start(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
 
     def probe_shell(self) -> None:
         """Check, once, whether the host's login shell keeps the command from running; if so, give up the host."""

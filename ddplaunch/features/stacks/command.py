@@ -16,7 +16,7 @@ from ddplaunch.cli.lookup.batch_jobs import find_running_batch_job
 from ddplaunch.cli.lookup.job_command import JobCommand, RunName
 from ddplaunch.cli.lookup.run_index import find_running
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, RankInspection
-from ddplaunch.observe.diagnosis.program_text import add_usage
+from ddplaunch.observe.diagnosis.program_text import programs_with_usage
 from ddplaunch.observe.diagnosis.stack_groups import group_ranks
 from ddplaunch.observe.request import InspectJobRequest
 from ddplaunch.observe.stacks_text import render_stacks, stacks_to_json
@@ -43,7 +43,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
         return batch_job.run_command("stacks", [*more, *(["--json"] if as_json else [])])
     tool = py_spy.find_py_spy(more[0]) if more else ""
     inspection = _inspect(find_running(run).path)
-    ranks = [*_local_examples(inspection)] if more else []
+    ranks = [*_local_group_examples(inspection)] if more else []
     dumps = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in ranks}
     if as_json:
         fields = stacks_to_json(inspection)
@@ -65,7 +65,7 @@ def _inspect(path: str) -> Inspection:
         return inspection
     time.sleep(CPU_INTERVAL_S)
     later = client.send_request(path, InspectJobRequest(Detail.STATE)).inspection
-    return replace(inspection, programs=add_usage(later, inspection, _query_gpus(later)))
+    return replace(inspection, programs=programs_with_usage(later, inspection, _query_gpus(later)))
 
 
 def _query_gpus(inspection: Inspection) -> dict[str, float]:
@@ -79,7 +79,7 @@ def _query_gpus(inspection: Inspection) -> dict[str, float]:
     return loads
 
 
-def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:
+def _local_group_examples(inspection: Inspection) -> Iterator[RankInspection]:
     """Yield one rank of each stack group that runs on this machine."""
     by_number = inspection.by_number
     for group in group_ranks(inspection):

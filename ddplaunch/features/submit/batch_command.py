@@ -22,7 +22,7 @@ from ddplaunch.cli.argv_splitter import (
     JSON,
     TRAILING_OPTIONS,
     ArgvGrammar,
-    SplitArgv,
+    ArgvParts,
     TranslatedArgv,
     option_name,
     option_values,
@@ -34,9 +34,9 @@ from ddplaunch.cli.target_args import (
     ParseNotes,
     check_not_pasted,
     check_target,
-    current_directory,
     make_option_lookup,
-    parse_notes_for,
+    make_parse_notes,
+    require_current_folder,
     resolve_target,
     translate_torchrun,
 )
@@ -85,7 +85,7 @@ TRAILING_BATCH_OPTIONS = TRAILING_OPTIONS - {DRY_RUN, JSON} | {"--nodes", "--gpu
 class ParsedBatchLine(NamedTuple):
     """The parsed command line, stored in click's context."""
 
-    line: SplitArgv
+    line: ArgvParts
     defaults: Defaults  # for options not in the line
 
 
@@ -123,11 +123,11 @@ class BatchCommand(TargetCommand):
         line = self.split_argv(ctx, translation)
         if HELP.isdisjoint(line.options):
             check_target(line, known, self.name or "")
-        ctx.obj = parse_notes_for(line, translation)
+        ctx.obj = make_parse_notes(line, translation)
         target = [] if line.target is None else [line.target]
         return super().parse_args(ctx, [*line.options, "--", *target, *line.program_args])
 
-    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
+    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> ArgvParts:
         """Split the command line and read the defaults; a command may override it to check the words first."""
         known = self.spellings(ctx)
         of_sbatch = {of: name for of, name in SBATCH_ALIASES.items() if name in known}
@@ -143,7 +143,7 @@ class BatchCommand(TargetCommand):
         typed_values = option_values(line.options, known)
         named = typed_values.get("--config")
         table, own = self.defaults_table or self.name or "", flatten_options(self.own_options)
-        defaults = read_defaults(table, own, current_directory(), os.environ, named)
+        defaults = read_defaults(table, own, require_current_folder(), os.environ, named)
         _check_gpus(typed_values, defaults)
         ctx.meta[_META_KEY] = ParsedBatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
@@ -164,7 +164,7 @@ def _check_gpus(typed: Mapping[str, str], defaults: Defaults) -> None:
     raise UsageError(what, f"--gpus-per-node {text} requests {text.rpartition(':')[2]} on each node")
 
 
-def parse_notes() -> ParseNotes:
+def command_line_notes() -> ParseNotes:
     """Return the notes on the current command line."""
     return click.get_current_context().find_object(ParseNotes) or ParseNotes()
 
@@ -178,7 +178,7 @@ def with_command_name(command: click.Command, error: UsageError) -> UsageError:
 def find_local_target(ctx: click.Context) -> Target:
     """Return the target as it is on this machine. Raises UsageError for one that ``run`` would reject here."""
     try:
-        return resolve_target(Options.from_click(GROUPS, ctx), parse_notes().lookalike_note)
+        return resolve_target(Options.from_click(GROUPS, ctx), command_line_notes().lookalike_note)
     except UsageError as error:
         raise with_command_name(ctx.command, error) from None
 
@@ -226,16 +226,16 @@ def pattern_reader(
     differ.
     """
 
-    def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
+    def parse_value(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
         texts = (value,) if isinstance(value, str) else value or ()
         for text in texts:
             if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
-                raise invalid_value(ctx, param, text, f"expected {expected}", hint)
+                raise invalid_value_error(ctx, param, text, f"expected {expected}", hint)
         if unique_names:
             check_unique_names(ctx, param, texts)
         return convert(value) if isinstance(value, str) else value
 
-    return read
+    return parse_value
 
 
 def check_unique_names(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> None:
@@ -243,10 +243,10 @@ def check_unique_names(ctx: click.Context, param: click.Parameter, texts: Sequen
     names = [text.partition("=")[0] for text in texts]
     for name, text in zip(names, texts, strict=True):
         if names.count(name) > 1:
-            raise invalid_value(ctx, param, text, f"duplicate {name}", "leave one out")
+            raise invalid_value_error(ctx, param, text, f"duplicate {name}", "leave one out")
 
 
-def invalid_value(
+def invalid_value_error(
     ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None
 ) -> UsageError:
     """Build the error of an invalid value, with the file that it comes from."""
@@ -280,13 +280,13 @@ def time_reader(example: str) -> OptionReader:
         TIME_PATTERN, f"a time with a unit like 4h or 90m, or days-hours:minutes:seconds, like {example}"
     )
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    def parse_time(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
         if text is None:
             return None
         if re.fullmatch(r"0*[1-9]\d*", text):
             name, typed = param.opts[-1], sanitize_line(text, 20)
             hint = f"{name} {typed}m for minutes, {name} {typed}s for seconds"
-            raise invalid_value(ctx, param, text, "no unit", hint)
+            raise invalid_value_error(ctx, param, text, "no unit", hint)
         length = parse_seconds(text) if text[-1:] in UNITS else None
         if length is None or length < 1:
             form(ctx, param, text)
@@ -294,7 +294,7 @@ def time_reader(example: str) -> OptionReader:
         minutes, secs = divmod(round(length), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
 
-    return read
+    return parse_time
 
 
 def option(
@@ -347,13 +347,13 @@ def run_argv(ctx: click.Context) -> tuple[str, ...]:
     line = parsed_line(ctx).line
     assert line.target is not None
     own = spellings(flatten_options(_own_options(ctx)))
-    words = select_words(ctx, lambda name: name not in own)
+    words = select_typed_options(ctx, lambda name: name not in own)
     if line.target.startswith("-"):
         return (*words, "--", line.target, *line.program_args)
     return (*words, line.target, *(("--", *line.program_args) if line.program_args else ()))
 
 
-def select_words(ctx: click.Context, is_wanted: Callable[[str], bool]) -> list[str]:
+def select_typed_options(ctx: click.Context, is_wanted: Callable[[str], bool]) -> list[str]:
     """Return those typed options, with their values, whose names ``is_wanted`` accepts."""
     takes, words = spellings(ctx.command.params), list[str]()
     rest = iter(parsed_line(ctx).line.options)
@@ -365,7 +365,7 @@ def select_words(ctx: click.Context, is_wanted: Callable[[str], bool]) -> list[s
     return words
 
 
-def print_sources(
+def print_value_sources(
     ctx: click.Context,
     values: Mapping[str, object],
     otherwise: Mapping[str, str],
@@ -398,7 +398,7 @@ def print_sources(
             lines.append(f"{key}: {', '.join(map(str, value)) if isinstance(value, tuple) else value} ({source})")
     for line in (*lines, *(more if dry_run else ())):
         click.echo(line if dry_run else f"ddplaunch: {line}", err=True)
-    parsed = parse_notes()
+    parsed = command_line_notes()
     for note in (
         *parsed.torchrun_notes,
         *filter(None, [parsed.lookalike_note]),

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.options import OptionSource, value_source
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.features.submit import batch_command
 from ddplaunch.features.submit.batch_command import parsed_line, run_argv
 from ddplaunch.features.submit.grid import GridRun, expand_grid
@@ -63,7 +63,7 @@ class RequeueOptions(Struct, frozen=True):
         return math.ceil(self.grace + self.stop_s)
 
     @property
-    def times_text(self) -> str:
+    def timing_comment(self) -> str:
         """Text of a comment in the script: how the time after the preemption signal is used."""
         return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
@@ -163,7 +163,7 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "grid": grid,
         "array": f"0-{len(grid) - 1}" if grid else values["array"],
         "interpreter": "python" if values["container_image"] else sys.executable,
-        "chdir": CURRENT[0].folder if CURRENT else current_directory(),
+        "chdir": CURRENT[0].folder if CURRENT else require_current_folder(),
         "job_name": job_name,
         "nodes": values["nodes"] + values["spares"],
         "extra_options": more,
@@ -209,7 +209,7 @@ def _read_requeue(ctx: click.Context) -> RequeueOptions:
 
 def _read_setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
     """Yield the files and the commands. A relative path in a file of defaults starts at the folder of that file."""
-    folder = current_directory()
+    folder = require_current_folder()
     if value_source(ctx, name) is OptionSource.FILE:
         folder = os.path.dirname(parsed_line(ctx).defaults.values[name].file)
     for text in ctx.params[name]:

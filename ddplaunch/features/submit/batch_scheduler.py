@@ -18,13 +18,13 @@ import click
 from msgspec.structs import asdict, replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
-from ddplaunch.base.redaction import recorded_argv, redact_words
+from ddplaunch.base.redaction import redact_words, redacted_argv
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import format_count
 from ddplaunch.features.code.archive import CodeArchive
-from ddplaunch.features.submit.batch_command import parsed_line, print_sources
+from ddplaunch.features.submit.batch_command import parsed_line, print_value_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
-from ddplaunch.features.submit.code_copies import plan_copy, submitted_copy
+from ddplaunch.features.submit.code_copies import copy_for_submission, plan_copy
 from ddplaunch.features.submit.remote_submission import CURRENT
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
@@ -154,7 +154,7 @@ def submit_job(
     default_sources |= {"array": "--grid"} if job.grid else {}
     whose = "of the image" if job.container_image else "this one"
     more = (f"chdir: {job.chdir} (the current folder)", f"interpreter: {job.interpreter} ({whose})")
-    print_sources(ctx, values, default_sources, notes, scheduler.override_variables, more, dry_run=dry_run)
+    print_value_sources(ctx, values, default_sources, notes, scheduler.override_variables, more, dry_run=dry_run)
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # bytes, as submitted: from text, click drops escape sequences
         return 0
@@ -164,17 +164,17 @@ def submit_job(
             what = f"{host_name()} has no {scheduler.submit_program} on PATH, in a shell without a terminal"
             raise UsageError(what, "set PATH in ~/.bashrc there, before it ends for such shells; or another --via HOST")
         raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
-    _check_log_path(job.chdir, "--output", scheduler.log_name(job))
+    _prepare_log_folder(job.chdir, "--output", scheduler.log_name(job))
     if job.error:
-        _check_log_path(job.chdir, "--error", job.error)
+        _prepare_log_folder(job.chdir, "--error", job.error)
     if not code:
-        return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script), code)
-    with submitted_copy(job, code) as job:
+        return _record_and_follow(scheduler, ctx, target, job, scheduler.submit_script(job, script), code)
+    with copy_for_submission(job, code) as job:
         job_id = scheduler.submit_script(job, scheduler.render_script(job))
-    return _follow(scheduler, ctx, target, job, job_id, code)
+    return _record_and_follow(scheduler, ctx, target, job, job_id, code)
 
 
-def _follow(
+def _record_and_follow(
     scheduler: BatchScheduler,
     ctx: click.Context,
     target: str,
@@ -226,13 +226,13 @@ def _make_record(
         scheduler=ctx.params["scheduler"],
         errors=files[1],
         code_copy=job.code.copy if job.code else None,
-        argv=recorded_argv(),
+        argv=redacted_argv(),
         typed_in=current_folder(),
         runs=tuple(run.name for run in job.grid),
     )
 
 
-def _check_log_path(chdir: str, option: str, pattern: str) -> None:
+def _prepare_log_folder(chdir: str, option: str, pattern: str) -> None:
     """Create the log's folder, which no scheduler does, and check that it is writable: else the job fails silently."""
     path = os.path.join(chdir, pattern)
     where = folder = os.path.dirname(path)

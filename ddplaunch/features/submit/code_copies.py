@@ -58,7 +58,7 @@ def plan_copy(job: BatchJob, archive: CodeArchive) -> BatchJob:
 
 
 @contextmanager
-def submitted_copy(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
+def copy_for_submission(job: BatchJob, archive: CodeArchive) -> Iterator[BatchJob]:
     """Copy the code unless a copy is there, and yield the job that runs it; remove a new copy if the job is rejected.
 
     Raises CopyError.

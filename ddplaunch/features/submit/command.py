@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_options, option_name
+from ddplaunch.cli.argv_splitter import ArgvParts, TranslatedArgv, end_of_options, option_name
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.programs.sidecars import check_tensorboard
@@ -58,7 +58,7 @@ class _SubmitCommand(BatchCommand):
             return command.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
-    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
+    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> ArgvParts:
         known, words = self.spellings(ctx), typed.argv
         end = end_of_options(words, known)
         if end < len(words) and (instead := pass_through_words(words[end:])):

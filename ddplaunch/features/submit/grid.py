@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import format_count
-from ddplaunch.features.submit.batch_command import invalid_value
+from ddplaunch.features.submit.batch_command import invalid_value_error
 
 MAX_RUNS_UNASKED = 100
 MAX_RUNS = 10_000
@@ -50,7 +50,9 @@ def read_axes(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     axes = [_read_axis(ctx, param, text) for text in texts]
     for index, axis in enumerate(axes):
         if axis.name in {other.name for other in axes[:index]}:
-            raise _invalid(ctx, param, texts[index], f"{axis.word} has values in another --grid", "join the lists")
+            raise _invalid_grid_error(
+                ctx, param, texts[index], f"{axis.word} has values in another --grid", "join the lists"
+            )
     return tuple(axes)
 
 
@@ -59,21 +61,21 @@ def _read_axis(ctx: click.Context, param: click.Parameter, text: str) -> GridAxi
     match = re.fullmatch(r"\s*([^\s=,'\"]+)(\s*=\s*|\s+)(\S.*)", text, re.DOTALL)
     if match is None:
         what = "the list of values is empty" if text.strip() else "it names no argument"
-        raise _invalid(ctx, param, text, what, example)
+        raise _invalid_grid_error(ctx, param, text, what, example)
     try:
         values = list(split_values(match[3].strip()))
     except ValueError as error:
-        raise _invalid(ctx, param, text, str(error), example) from None
+        raise _invalid_grid_error(ctx, param, text, str(error), example) from None
     word = match[1]
     if not word.startswith("-") and "=" not in match[2]:
-        raise _invalid(ctx, param, text, f"{word} is not an option", f"--grid '--{word} {match[3]}'")
+        raise _invalid_grid_error(ctx, param, text, f"{word} is not an option", f"--grid '--{word} {match[3]}'")
     if twice := next((value for value in values if values.count(value) > 1), None):
-        raise _invalid(ctx, param, text, f"{twice} is there twice", "name each value once")
+        raise _invalid_grid_error(ctx, param, text, f"{twice} is there twice", "name each value once")
     return GridAxis(word, tuple(values), "=" in match[2])
 
 
-def _invalid(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str) -> UsageError:
-    return invalid_value(ctx, param, shlex.quote(text), what, hint)
+def _invalid_grid_error(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str) -> UsageError:
+    return invalid_value_error(ctx, param, shlex.quote(text), what, hint)
 
 
 def split_values(text: str) -> Iterator[str]:

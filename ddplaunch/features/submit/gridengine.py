@@ -146,7 +146,7 @@ class GridEngine(HostsScheduler):
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
         if job.requeue and job.seconds:
-            times = job.requeue.times_text
+            times = job.requeue.timing_comment
             yield f"# The warning before the time limit: {times}. (At s_rt Grid Engine ends the other hosts.)"
 
     def local_start_command(self, job: BatchJob) -> str:

@@ -60,7 +60,12 @@ class HostsScheduler(BatchScheduler):
         yield "#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.resubmit_command} THIS_FILE"
         yield from (self.directive_lines(job), [""])
         yield from (self.preamble_lines(job), self._hosts(job), [""])
-        yield from (self._requeue_file_lines(job), self._launch(job), self.trap_lines(job), self._start(job))
+        yield from (
+            self._requeue_file_lines(job),
+            self._launch_script_lines(job),
+            self.trap_lines(job),
+            self._start(job),
+        )
         yield from (self.exit_code_lines(job), _finish(job))
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
@@ -130,7 +135,7 @@ class HostsScheduler(BatchScheduler):
         """Names of the variables that must be passed to launchers on other hosts."""
         return [] if not self.forwards_job_id else [self.job_id, self.index] if job.array else [self.job_id]
 
-    def _launch(self, job: BatchJob) -> Iterator[str]:
+    def _launch_script_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield the definition of ``$launch``, each node's bash script; its arguments: node rank, hosts, variables.
 
         If bash gets it on stdin, braces make it read all of it before a set-up command can read stdin.

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, host_name
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli import launcher_command
-from ddplaunch.features.reservations.command_line import describe_place, find_launcher
+from ddplaunch.features.reservations.command_line import describe_wait, find_launcher
 from ddplaunch.features.reservations.free_gpus import GpuNeed, parse_free_gpus
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
@@ -163,7 +163,7 @@ class Local(BatchScheduler):
             what = f"cannot submit the job: {error.filename or 'its folder'}: {error.strerror}"
             raise LaunchError(what, "a job has its records in ~/.local/state, or in $XDG_STATE_HOME") from None
         deadline = time.monotonic() + START_TIMEOUT_S
-        while folder.supervisor() is None:
+        while folder.read_supervisor() is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()  # it must not start after the error
                 process.wait()
@@ -180,7 +180,7 @@ class Local(BatchScheduler):
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
         """The PID of the process that runs the job."""
-        supervisor = find_job_folder(job.number).supervisor()
+        supervisor = find_job_folder(job.number).read_supervisor()
         return (str(supervisor.pid),) if supervisor else ()
 
     def cancel(self, job: JobId) -> None:
@@ -191,15 +191,15 @@ class Local(BatchScheduler):
         if not (indices := _indices(submitted, job)):
             raise self.forgotten_error(job)
         for index in indices:
-            if folder.end_code(index) is None:
+            if folder.read_exit_code(index) is None:
                 with open(folder.file(index, "cancel"), "wb"):
                     pass
-        supervisor = folder.supervisor()
+        supervisor = folder.read_supervisor()
         if supervisor and supervisor.is_alive and not job.index:
             os.kill(supervisor.pid, signal.SIGTERM)
             return
         for index in indices:
-            process = folder.script(index)
+            process = folder.read_script_process(index)
             name = JobId(job.number, index=index if submitted.is_array else None).text
             pid = process.pid if process and process.is_alive else find_launcher(name)
             if pid is not None:
@@ -242,33 +242,33 @@ def _indices(job: LocalJob, which: JobId) -> list[str]:
 def _state_of(job: LocalJob, folder: JobFolder, index: str) -> BatchJobState:
     """Return the state of an index, from its files and processes."""
     which = JobId(job.number, index=index if job.is_array else None)
-    state = _find_state(job, folder, index, which)
+    state = _find_index_state(job, folder, index, which)
     log = job.log.replace("%a", index)
     return replace(state, job=which, number=which.text, log_path=log, host=job.host)
 
 
-def _find_state(job: LocalJob, folder: JobFolder, index: str, which: JobId) -> BatchJobState:
-    is_cancelled = folder.has(index, "cancel")
-    if (code := folder.end_code(index)) is not None:
+def _find_index_state(job: LocalJob, folder: JobFolder, index: str, which: JobId) -> BatchJobState:
+    is_cancelled = folder.has_file(index, "cancel")
+    if (code := folder.read_exit_code(index)) is not None:
         return _ended(code, is_cancelled=is_cancelled)
     if job.host != host_name():
-        return BatchJobState(f"is on {job.host}", is_running=folder.has(index, "started"))
+        return BatchJobState(f"is on {job.host}", is_running=folder.has_file(index, "started"))
     if job.boot != boot_id():
         return ended_state(EXIT_LOST, "was lost when this machine restarted")
-    process = folder.script(index) or folder.supervisor()
+    process = folder.read_script_process(index) or folder.read_supervisor()
     if not (process and process.is_alive):
-        if (code := folder.end_code(index)) is not None:  # it has ended meanwhile
+        if (code := folder.read_exit_code(index)) is not None:  # it has ended meanwhile
             return _ended(code, is_cancelled=is_cancelled)
         if find_launcher(which.text) is not None:
             return BatchJobState("is running, but its script was killed", is_running=True)
         return ended_state(EXIT_LOST, "was lost: its processes were killed")
-    if folder.has(index, "started"):
+    if folder.has_file(index, "started"):
         return BatchJobState("is running", is_running=True)
-    if folder.script(index) is None:
-        before = [each for each in job.indices[: job.indices.index(index)] if folder.end_code(each) is None]
+    if folder.read_script_process(index) is None:
+        before = [each for each in job.indices[: job.indices.index(index)] if folder.read_exit_code(each) is None]
         what = f"waits behind {len(before)} of its array" if before else "is about to start"
         return BatchJobState(what, is_pending=True)
-    return BatchJobState(describe_place(which.text) or "is about to start", is_pending=True)
+    return BatchJobState(describe_wait(which.text) or "is about to start", is_pending=True)
 
 
 def _ended(code: int, *, is_cancelled: bool) -> BatchJobState:

@@ -65,21 +65,21 @@ class JobFolder:
         """Return what was submitted; None if there is no such job."""
         return self._read("job.json", LocalJob)
 
-    def supervisor(self) -> ProcessIdentity | None:
+    def read_supervisor(self) -> ProcessIdentity | None:
         return self._read("process.json", ProcessIdentity)
 
-    def script(self, index: str) -> ProcessIdentity | None:
+    def read_script_process(self, index: str) -> ProcessIdentity | None:
         """Return the process that runs the script of an index; None before it starts."""
         return self._read(f"{index}.process", ProcessIdentity)
 
-    def end_code(self, index: str) -> int | None:
+    def read_exit_code(self, index: str) -> int | None:
         """Return the exit code of an index; None before its end."""
         try:
             return int(read_regular_file(self.file(index, "end"), 100))
         except (OSError, ValueError):
             return None
 
-    def has(self, index: str, kind: str) -> bool:
+    def has_file(self, index: str, kind: str) -> bool:
         return os.path.exists(self.file(index, kind))
 
     def file(self, index: str, kind: str) -> str:
@@ -90,7 +90,7 @@ class JobFolder:
         job = self.read_job()
         if job is None or job.host != host_name() or job.boot != boot_id():
             return False
-        processes = [self.supervisor(), *map(self.script, job.indices)]
+        processes = [self.read_supervisor(), *map(self.read_script_process, job.indices)]
         return any(process and process.is_alive for process in processes)
 
     def is_left_over(self) -> bool:

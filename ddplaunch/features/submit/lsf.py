@@ -137,7 +137,7 @@ class Lsf(HostsScheduler):
         yield from self.pass_through_lines(job)
         if job.requeue:
             again = job.requeue
-            yield f"# The warning comes before the time limit: {again.times_text}."
+            yield f"# The warning comes before the time limit: {again.timing_comment}."
             yield f"#BSUB -wa {again.warning}"
             yield f"#BSUB -wt {-(-again.warning_lead_s // 60)}"
             yield f"#BSUB -Q {REQUEUE_EXIT_CODE}"

@@ -16,7 +16,7 @@ from ddplaunch.features.submit.batch_command import (
     NODES,
     SBATCH_ALIASES,
     TIME,
-    invalid_value,
+    invalid_value_error,
     option,
     pattern_reader,
 )
@@ -48,25 +48,25 @@ def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, 
     try:
         words = shlex.split(text)
     except ValueError:
-        raise invalid_value(ctx, param, text, "unclosed quotation mark") from None
+        raise invalid_value_error(ctx, param, text, "unclosed quotation mark") from None
     if not words or not words[0].startswith("-"):
         hint = f"--{program}-arg=--{text if words else example}"
-        raise invalid_value(ctx, param, text, f"expected an option of {program}", hint)
+        raise invalid_value_error(ctx, param, text, f"expected an option of {program}", hint)
     return words
 
 
-def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def _check_sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     own = {name: option.opts[-1] for options in HEADINGS.values() for option in options for name in option.opts}
     for text in values:
         words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
         name = words[0].partition("=")[0]
         if name in _RESERVED_SBATCH_OPTIONS:
             hint = "ddplaunch requests one task per node, in this folder, and starts the ranks itself: --nproc"
-            raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
+            raise invalid_value_error(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
             continue  # ddplaunch's --exclusive has no value
         if same := own.get(name) or SBATCH_ALIASES.get(name):
-            raise invalid_value(ctx, param, text, f"ddplaunch has {same} itself", f"use {same}")
+            raise invalid_value_error(ctx, param, text, f"ddplaunch has {same} itself", f"use {same}")
     return values
 
 
@@ -77,12 +77,12 @@ _RESERVED_SRUN_OPTIONS = {
 """Options of srun that the batch script sets."""
 
 
-def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def _check_srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for text in values:
         words = _split(ctx, param, text, "srun", "cpu-bind=none")
         for name in (word.partition("=")[0] for word in words):
             if name in _RESERVED_SRUN_OPTIONS:
-                raise invalid_value(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")
+                raise invalid_value_error(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")
     return values
 
 
@@ -94,7 +94,7 @@ _MAIL_TYPES = (
 
 def _parse_mail_types(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     if text is not None and not {word.upper() for word in text.split(",")} <= set(_MAIL_TYPES):
-        raise invalid_value(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAIL_TYPES)}")
+        raise invalid_value_error(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAIL_TYPES)}")
     return text
 
 
@@ -108,18 +108,18 @@ def _choose_scheduler(ctx: click.Context, param: click.Parameter, text: str) -> 
     if text not in SCHEDULER_TITLES:
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
         known = join_names([f"{system} ({name})" for name, system in SCHEDULER_TITLES.items()])
-        raise invalid_value(ctx, param, text, f"submit is for {known}", hint)
+        raise invalid_value_error(ctx, param, text, f"submit is for {known}", hint)
     if text in SUBMIT_COMMANDS:  # from a file: a typed value is handled earlier
-        raise invalid_value(ctx, param, text, "it has options of its own", f"type it: --scheduler {text}")
+        raise invalid_value_error(ctx, param, text, "it has options of its own", f"type it: --scheduler {text}")
     return text
 
 
-def _exit_codes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def _parse_exit_codes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     codes = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
     if not all(0 < code < 256 for code in codes):
-        raise invalid_value(ctx, param, text, "expected exit codes from 1 to 255, like 1,69")
+        raise invalid_value_error(ctx, param, text, "expected exit codes from 1 to 255, like 1,69")
     return tuple(codes)
 
 
@@ -169,9 +169,9 @@ HEADINGS = {
         option("--error", "FILE",
                "File for stderr.  [default: the log file]", path=True),
         option("--sbatch-arg sbatch_args", "OPTION",
-               "Another option for sbatch, like --sbatch-arg=--hint=nomultithread", _sbatch_args, multiple=True),
+               "Another option for sbatch, like --sbatch-arg=--hint=nomultithread", _check_sbatch_args, multiple=True),
         option("--srun-arg srun_args", "OPTION",
-               "Option for srun, like --srun-arg=--cpu-bind=none", _srun_args,
+               "Option for srun, like --srun-arg=--cpu-bind=none", _check_srun_args,
                multiple=True),
         CONFIG,
     ),
@@ -207,7 +207,7 @@ HEADINGS = {
                pattern_reader(r"\d{1,4}", "a number of times, like 3", int)),
         option("--requeue-on", "CODES",
                "With --requeue: also after these exit codes, like 1,69, without the node whose rank or check failed.",
-               _exit_codes),
+               _parse_exit_codes),
         click.Option(["--follow/--no-follow"], default=False,
                      help="Follow the log, and exit with the job's exit code."),
     ),

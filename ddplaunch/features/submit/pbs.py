@@ -127,7 +127,7 @@ class Pbs(HostsScheduler):
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
         yield "#PBS -S /bin/bash"
         yield f"#PBS -N {self.quote_word(job.job_name)}"
-        yield f"#PBS -l select={_select(job)}"
+        yield f"#PBS -l select={_select_chunks(job)}"
         yield f"#PBS -l place=scatter{':exclhost' if job.exclusive else ''}"
         if job.array:
             yield f"#PBS -J {job.array}"
@@ -180,7 +180,7 @@ class Pbs(HostsScheduler):
         return found
 
 
-def _select(job: BatchJob) -> str:
+def _select_chunks(job: BatchJob) -> str:
     """Return the chunks of -l select, each for a node; mpiprocs=1 gives it one line in the host file, and one task."""
     chunk = [f"ncpus={job.cpus_per_task or 1}", "mpiprocs=1"]
     if job.gpus_per_node is not None:

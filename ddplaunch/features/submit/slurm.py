@@ -105,7 +105,7 @@ class Slurm(BatchScheduler):
 
     def script_parts(self, job: BatchJob) -> Iterator[Iterable[str]]:
         yield from (_head_lines(job, self.output_pattern(job)), [""], _trap_lines(job))
-        yield from (_teardown_lines(job), _setup(job), _code_lines(job))
+        yield from (_teardown_lines(job), _setup_lines(job), _code_lines(job))
         yield from (job.grid_lines("$SLURM_ARRAY_TASK_ID"), _step_lines(job), _tail_lines(job))
 
     def log_name(self, job: BatchJob) -> str:
@@ -373,7 +373,7 @@ def _teardown_lines(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
-def _setup(job: BatchJob) -> Iterator[str]:
+def _setup_lines(job: BatchJob) -> Iterator[str]:
     if not job.setup:
         return
     yield "# On the first node; srun passes the variables to all. A failed set-up ends the job."

@@ -20,22 +20,22 @@ from ddplaunch import __version__
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.options import OptionSource, value_source
-from ddplaunch.base.redaction import recorded_argv
+from ddplaunch.base.redaction import redacted_argv
 from ddplaunch.base.types import as_dict, parse
 from ddplaunch.cli.host_connector import SSH_FAILED, lost_host_error
-from ddplaunch.cli.target_args import current_directory
+from ddplaunch.cli.target_args import require_current_folder
 from ddplaunch.features.code.archive import CodeArchive
 from ddplaunch.features.submit.batch_command import (
     find_local_target,
     flatten_options,
     parsed_line,
-    print_sources,
-    select_words,
+    print_value_sources,
+    select_typed_options,
 )
 from ddplaunch.features.submit.code_copies import NO_CODE, read_code
 from ddplaunch.features.submit.remote_submission import CODE_REQUEST, HELLO, RemoteRequest, SentCode
-from ddplaunch.features.submit.via_jobs import ViaJob, save_via_job, ssh_words
-from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit, python_command
+from ddplaunch.features.submit.via_jobs import ViaJob, login_node_command, save_via_job
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_failed_start, python_command
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _STATEMENT = "import sys; from ddplaunch.features.submit.via_host import main; sys.exit(main())"
@@ -77,25 +77,25 @@ def submit_via(ctx: click.Context, target: str) -> int:
         raise UsageError(f"--follow does not work with {option}: each job has its own log", "leave one of them out")
     has_code = ctx.params["code"] not in (None, NO_CODE)
     found = find_local_target(ctx) if has_code and ctx.params["container_image"] is None else None
-    code = read_code(ctx, current_directory(), found)
-    print_sources(ctx, ctx.params, {}, code.notes if code else (), dry_run=False)
+    code = read_code(ctx, require_current_folder(), found)
+    print_value_sources(ctx, ctx.params, {}, code.notes if code else (), dry_run=False)
     sent = _describe_code(code) if code else None
     request = RemoteRequest(tuple(_words(ctx, target)), node.folder, secrets.token_hex(8), sent)
-    exit_code, job = _Session(node).submit(request, code.data if code else b"")
+    exit_code, job = _SubmitSession(node).submit(request, code.data if code else b"")
     if exit_code or job is None:
         return exit_code
     began = time.time()
     saved = ViaJob(
-        run_id=job.number, hosts=(node.host,), python=node.python, target=job.target, cwd=current_directory(), pid=0,
-        ticks=None, host="", began=began, name=job.name, array=job.array, argv=recorded_argv(),
+        run_id=job.number, hosts=(node.host,), python=node.python, target=job.target, cwd=require_current_folder(),
+        pid=0, ticks=None, host="", began=began, name=job.name, array=job.array, argv=redacted_argv(),
     )  # fmt: skip
     if not ctx.params["no_history"]:
         save_via_job(saved)
-    return saved.start_command(["attach", job.number])() if ctx.params["follow"] else 0
+    return saved.start_on_first_host(["attach", job.number])() if ctx.params["follow"] else 0
 
 
 def _describe_code(code: CodeArchive) -> SentCode:
-    return SentCode(code.version, code.run_folder(current_directory()), len(code.data), code.size, str(code))
+    return SentCode(code.version, code.run_folder(require_current_folder()), len(code.data), code.size, str(code))
 
 
 def _words(ctx: click.Context, target: str) -> Iterator[str]:
@@ -109,19 +109,19 @@ def _words(ctx: click.Context, target: str) -> Iterator[str]:
         else:
             text = parsed_line(ctx).defaults.values[name].value
             yield from (f"{option.opts[-1]}={each}" for each in (text if isinstance(text, (list, tuple)) else [text]))
-    yield from select_words(ctx, lambda name: name not in _ONLY_HERE)
+    yield from select_typed_options(ctx, lambda name: name not in _ONLY_HERE)
     args = parsed_line(ctx).line.program_args
     yield from ("--", target, *args) if target.startswith("-") else (target, *(("--", *args) if args else ()))
 
 
-class _Session:
+class _SubmitSession:
     """The ssh process that runs ``via_host`` on the login node."""
 
     def __init__(self, node: LoginNode) -> None:
         self._node = node
         self._has_started = False
         self._lines = deque[str](maxlen=_MAX_KEPT_LINES)  # of stderr, before ddplaunch has started
-        words = ssh_words(node.host, python_command(node.python, _STATEMENT), terminal=False)
+        words = login_node_command(node.host, python_command(node.python, _STATEMENT), terminal=False)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         self._reader = threading.Thread(target=self._copy_stderr, daemon=True)
@@ -158,7 +158,7 @@ class _Session:
         lines, host = [text for each in self._lines if (text := sanitize_line(each, MAX_QUOTED_CHARS))], self._node.host
         last = lines[-1] if lines else f"exit code {code}"
         if code != SSH_FAILED:
-            why = explain_exit(lines, last, code)
+            why = explain_failed_start(lines, last, code)
             return UsageError(
                 f"cannot submit via {host}: {why}",
                 f"try: ssh {host} {shlex.quote(self._node.python)} -m ddplaunch --version",

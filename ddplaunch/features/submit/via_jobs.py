@@ -25,7 +25,7 @@ from ddplaunch.system.record_folder import RecordFolder
 QUERY_TIMEOUT_S = 15.0  # for the states of all jobs of a login node
 
 
-def ssh_words(host: str, words: list[str], *, terminal: bool) -> list[str]:
+def login_node_command(host: str, words: list[str], *, terminal: bool) -> list[str]:
     """Return the ssh command that runs ``words`` on a login node; paths of this machine are not passed on."""
     return find_host_connector(f"--via {host}").interactive_command(host, words, terminal=terminal, environ={})
 
@@ -53,20 +53,20 @@ class ViaJob(RemoteJob, frozen=True, kw_only=True):
     def description(self) -> str:
         return self.state.removeprefix("is ")
 
-    def is_called(self, word: str) -> bool:
+    def matches_exactly(self, word: str) -> bool:
         """Whether a word names this job: its number, also with an index or without the server of PBS, or its name."""
         short = self.run_id.partition(".")[0]
         return word in (self.run_id, short, self.name) or bool(self.array and word.partition("_")[0] == short)
 
-    def word_there(self, word: str) -> str:
+    def name_on_host(self, word: str) -> str:
         """Return the word that names this job on its host, where a newer job may have the same name."""
         return word if self.array and "_" in word else self.run_id
 
-    def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
+    def start_on_first_host(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
         host = self.hosts[0]
         click.echo(f"ddplaunch: job {self.run_id} was submitted on {host}; connecting over SSH", err=True)
         terminal = stdin and os.isatty(0) and is_interactive(1)
-        argv = ssh_words(host, [*launcher_command(self.python), *words], terminal=terminal)
+        argv = login_node_command(host, [*launcher_command(self.python), *words], terminal=terminal)
         process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
         hint = f"the job is not affected; log in there and run: {self.format_command(words)}"
         return make_waiter(process, f"ssh cannot connect to {host}, or the connection was lost", hint)
@@ -79,7 +79,7 @@ _RECORDS = RecordFolder("via", ViaJob, lambda job: f"{job.run_id}.{job.hosts[0]}
 save_via_job = _RECORDS.save
 
 
-class _Listed(Struct, frozen=True):
+class _ListedJob(Struct, frozen=True):
     """An entry of ``ps --json``."""
 
     run: TextLine
@@ -100,7 +100,7 @@ class ViaJobLocator(RunLocator):
         nodes = list(dict.fromkeys((job.hosts[0], job.python) for job in open_jobs))
         queries = {node: _start_query(*node) for node in nodes}
         until = time.monotonic() + QUERY_TIMEOUT_S
-        listed = {node: _read_query(query, until - time.monotonic()) for node, query in queries.items()}
+        listed = {node: _read_answer(query, until - time.monotonic()) for node, query in queries.items()}
         now = time.time()
         updated = {job: _update(job, listed[job.hosts[0], job.python], now) for job in open_jobs}
         for job in updated.values():
@@ -110,16 +110,16 @@ class ViaJobLocator(RunLocator):
 
 
 def _start_query(host: str, python: str) -> subprocess.Popen[bytes]:
-    words = ssh_words(host, [*launcher_command(python), "ps", "--json"], terminal=False)
+    words = login_node_command(host, [*launcher_command(python), "ps", "--json"], terminal=False)
     null = subprocess.DEVNULL
     return subprocess.Popen(words, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True)
 
 
-def _read_query(query: subprocess.Popen[bytes], seconds: float) -> Mapping[str, _Listed] | None:
+def _read_answer(query: subprocess.Popen[bytes], seconds: float) -> Mapping[str, _ListedJob] | None:
     """Return the jobs of a login node by number; None if there is no answer."""
     try:
         out, _ = query.communicate(timeout=max(0.0, seconds))
-        listed = parse(out, list[_Listed]) if query.returncode == 0 else None
+        listed = parse(out, list[_ListedJob]) if query.returncode == 0 else None
     except (subprocess.TimeoutExpired, ProtocolError):
         listed = None
     finally:
@@ -128,7 +128,7 @@ def _read_query(query: subprocess.Popen[bytes], seconds: float) -> Mapping[str, 
     return None if listed is None else {each.run: each for each in listed if each.pid is None}
 
 
-def _update(job: ViaJob, listed: Mapping[str, _Listed] | None, now: float) -> ViaJob:
+def _update(job: ViaJob, listed: Mapping[str, _ListedJob] | None, now: float) -> ViaJob:
     """Return a job with the state that its login node lists."""
     if listed is None:
         return replace(job, seen=f"is unknown: {job.hosts[0]} does not answer")

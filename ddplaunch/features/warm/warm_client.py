@@ -79,7 +79,7 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
     Sockets of zygotes that were killed are removed.
     """
     replies: list[WarmStatus | str] = []
-    for path in warm_sockets.all_sockets():
+    for path in warm_sockets.list_socket_paths():
         try:
             sock = warm_sockets.connect(path)
         except OSError:

@@ -117,7 +117,7 @@ def remove_empty_dirs() -> None:
             os.rmdir(path)
 
 
-def all_sockets() -> list[str]:
+def list_socket_paths() -> list[str]:
     """Return the paths of all sockets, also of zygotes that were killed."""
     paths = []
     for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):

@@ -70,7 +70,7 @@ class WarmZygoteStarter:
                 if warm_client.hand_over_fds(control, zygote_control, guardian_socket, order["fd_numbers"]):
                     zygote = WarmZygote(guardian_socket, None)
                 else:
-                    self.unavailable_reason = _read_reason(guardian_socket)
+                    self.unavailable_reason = _read_decline_reason(guardian_socket)
             elif first:
                 # By this socket, as no process that may outlive the launcher must have these descriptors.
                 zygote_channel.send_message(control, {"op": "fd_handover"}, order["fd_numbers"])
@@ -153,7 +153,7 @@ def _why_not_warm(config: ZygoteConfig) -> str | None:
     return None
 
 
-def _read_reason(guardian_socket: socket.socket) -> str:
+def _read_decline_reason(guardian_socket: socket.socket) -> str:
     reply = warm_client.receive_reply(guardian_socket, 0)
     return str(reply["reason"]) if reply and reply["op"] == "declined" else "the warm zygote was busy"
 

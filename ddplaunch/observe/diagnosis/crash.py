@@ -26,17 +26,19 @@ def describe_crash(inspection: Inspection, crashed: int) -> str:
     for wait in find_waits(inspection):
         if any(crashed in ranks for _, ranks in wait.mismatched):
             return f"ranks entered different collectives: {describe_mismatch(wait, inspection)}"
-    if not (place := _describe_place(inspection.by_number[crashed]) if crashed in inspection.by_number else ""):
+    if not (
+        place := _describe_collective_of_rank(inspection.by_number[crashed]) if crashed in inspection.by_number else ""
+    ):
         return ""
     places: dict[str, list[int]] = {}
     for rank in inspection.ranks:
-        if rank.rank != crashed and (other := _describe_place(rank)):
+        if rank.rank != crashed and (other := _describe_collective_of_rank(rank)):
             places.setdefault(other, []).append(rank.rank)
     others = [f"{format_ranks(n)} {'was' if len(n) == 1 else 'were'} in {each}" for each, n in places.items()]
     return "\n".join([f"it was in {place}", *others[:_MAX_OTHERS]])
 
 
-def _describe_place(rank: RankInspection) -> str:
+def _describe_collective_of_rank(rank: RankInspection) -> str:
     """Describe the collective that a rank is in: "all_reduce #7 of float32[128], step at train.py:31"; "" for none."""
     if has_ended(rank):
         return ""

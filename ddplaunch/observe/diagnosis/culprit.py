@@ -16,14 +16,14 @@ from ddplaunch.observe.diagnosis.rank_position import (
     POINT_TO_POINT_FUNCTIONS,
     STORE_WAIT,
     collective_entry_line,
-    describe_call,
+    describe_rank_activity,
+    differing_library_calls,
     distributed_call_in,
     distributed_call_of,
     format_line,
     format_location,
     group_progress,
     has_ended,
-    library_calls,
     user_frame,
     user_line_of,
     waiting_call_of,
@@ -50,7 +50,7 @@ class Culprit(Struct, frozen=True):
     text: str  # the sentence of the report
 
 
-class _TimedOutRank(Struct, frozen=True):
+class _FailedWaiter(Struct, frozen=True):
     """A rank that failed only because it had waited for others."""
 
     rank: int
@@ -107,10 +107,10 @@ def describe_ended_ranks(inspection: Inspection, moment: float) -> str:
     return f"{format_ranks(ago)} {'had ' * (last >= 0.05)}ended {when} (exit code 0)"
 
 
-def _parse_failure(rank: int, traceback: str, folder: str) -> _TimedOutRank:
+def _parse_failure(rank: int, traceback: str, folder: str) -> _FailedWaiter:
     frames = parse_traceback(traceback, folder)
     call = distributed_call_in(frames)
-    return _TimedOutRank(rank, call.function if call else "", user_frame(frames), bool(frames) and frames[0].own)
+    return _FailedWaiter(rank, call.function if call else "", user_frame(frames), bool(frames) and frames[0].own)
 
 
 def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
@@ -123,11 +123,16 @@ def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -
 
 
 def _culprit_from_store(
-    inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_TimedOutRank]
+    inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_FailedWaiter]
 ) -> Culprit | None:
     """Return rank 0 as the culprit if it ended while other ranks still needed its store; else None."""
     first = inspection.by_number.get(0)
-    if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
+    if (
+        first is None
+        or not _ended_without_error(first)
+        or not failed
+        or not all(_STORE_LOST in each for _, each in failed)
+    ):
         return None
     if not all(each.function for each in gone):
         return None  # a store of the program's own
@@ -138,7 +143,7 @@ def _culprit_from_store(
 
 
 def _culprit_from_wait(
-    wait: Wait, inspection: Inspection, failed: Sequence[_TimedOutRank], until: str
+    wait: Wait, inspection: Inspection, failed: Sequence[_FailedWaiter], until: str
 ) -> Culprit | None:
     """Return the missing ranks of a wait as the culprit, except those that failed because they had waited too."""
     if wait.mismatched:
@@ -148,18 +153,18 @@ def _culprit_from_wait(
         line = collective_entry_line(inspection.by_number[odd[0]], entered.operation)
         return Culprit(odd, wait_title(wait), others, line, text)
     lost = {each.rank for each in failed}
-    roots = {*wait.roots} - lost
+    roots = {*wait.root_causes} - lost
     missing = [rank for rank in inspection.ranks if rank.rank in roots]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if not missing or (wait.operation in (*POINT_TO_POINT_FUNCTIONS, STORE_WAIT) and len(missing) > 1):
         return None  # the ranks wait for one of these, and nothing shows for which
-    if waiters < len(missing) and all(map(_ended_well, missing)):
+    if waiters < len(missing) and all(map(_ended_without_error, missing)):
         alone = inspection.by_number[wait.waiting[0]]
-        return _culprit_still_running(short_wait_title(wait), wait.waiting, collective_entry_line(alone), missing)
+        return _culprit_from_ended_ranks(short_wait_title(wait), wait.waiting, collective_entry_line(alone), missing)
     return _make_culprit(short_wait_title(wait), missing, inspection, waiters, until, counted=bool(wait.number))
 
 
-def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRank], until: str) -> Culprit | None:
+def _culprit_from_failures(inspection: Inspection, failed: Sequence[_FailedWaiter], until: str) -> Culprit | None:
     """Return the ranks that did not wait as the culprit, if each rank that waited has failed because of that."""
     lost = {each.rank for each in failed}
     left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_not_waiting(rank)]
@@ -174,16 +179,16 @@ def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRan
     if functions and functions <= POINT_TO_POINT_FUNCTIONS:
         name, missing = " and ".join(sorted(functions)), left
     else:
-        name, missing = _next_collective(left, functions.pop() if len(functions) == 1 else "")
+        name, missing = _find_missed_collective(left, functions.pop() if len(functions) == 1 else "")
         name = "" if all(each.directly for each in failed) else name
     if functions & POINT_TO_POINT_FUNCTIONS and len(missing) > 1:
         return None
-    if len(failed) < len(missing) and all(map(_ended_well, missing)):
-        return _culprit_still_running(name, [each.rank for each in failed], failed[0].place, missing)
+    if len(failed) < len(missing) and all(map(_ended_without_error, missing)):
+        return _culprit_from_ended_ranks(name, [each.rank for each in failed], failed[0].place, missing)
     return _make_culprit(name, missing, inspection, len(failed), until, counted=True)
 
 
-def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRank]) -> Culprit | None:
+def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_FailedWaiter]) -> Culprit | None:
     """If all ranks waited, return those that waited in another function than most ranks as the culprit."""
     lost = {each.rank for each in failed}
     calls = [(each.function, each.rank, each.place) for each in failed]
@@ -207,7 +212,7 @@ def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRan
     return Culprit(tuple(rank for _, rank, _ in odd), odd[0][0], len(calls) - len(odd), odd[0][2], text)
 
 
-def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
+def _find_missed_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
     """Find the ranks that have entered the fewest collectives; return the name of their next one, and these ranks."""
     entered = {
         rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
@@ -239,7 +244,7 @@ def _make_culprit(
         text += f"held the lock that {waited} for in {FILE_LOCK}"
     else:
         text += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
-    apart = library_calls(inspection.ranks, missing)
+    apart = differing_library_calls(inspection.ranks, missing)
     reasons: dict[str, list[int]] = {}
     for rank in missing:
         reason = (describe_halt(rank).before if state is None else "") or _describe_activity(rank, apart.get(rank.rank))
@@ -254,10 +259,10 @@ def _make_culprit(
 
 def _describe_activity(rank: RankInspection, apart: Frame | None) -> str:
     native = "in native code that holds the GIL" if rank.answers is False and not describe_halt(rank).before else ""
-    return ", ".join(filter(None, [describe_call(rank, apart), native]))
+    return ", ".join(filter(None, [describe_rank_activity(rank, apart), native]))
 
 
-def _ended_well(rank: RankInspection) -> bool:
+def _ended_without_error(rank: RankInspection) -> bool:
     return has_ended(rank) and (rank.code == 0 or rank.condition is ProcessCondition.ALIVE)
 
 
@@ -274,7 +279,7 @@ def _is_not_waiting(rank: RankInspection) -> bool:
     return bool(known) or has_ended(rank) or rank.condition is ProcessCondition.STOPPED
 
 
-def _culprit_still_running(
+def _culprit_from_ended_ranks(
     name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]
 ) -> Culprit:
     """Build the culprit from ranks that entered a collective after all other ranks had ended."""

@@ -43,17 +43,17 @@ Nanoseconds = Counter  # since the epoch
 NumberText = Annotated[str, Meta(pattern=r"^-?[0-9]{1,18}$")]
 
 
-class GroupStatus(Struct, frozen=True):
+class RecordedGroupStatus(Struct, frozen=True):
     """The last collectives that a rank has entered and completed in a process group; -1 for none."""
 
     last_enqueued_collective: NumberText | Number = -1
     last_completed_collective: NumberText | Number = -1
 
 
-class RecordedStates(Struct, frozen=True):
+class RecordedGroupStates(Struct, frozen=True):
     """A flight recorder dump without entries: the progress in each process group, by the group's number."""
 
-    pg_status: dict[str, GroupStatus] = {}
+    pg_status: dict[str, RecordedGroupStatus] = {}
 
 
 class RecordedOperation(Struct, frozen=True):
@@ -93,7 +93,7 @@ def decode_dump(dump: bytes, kind: type[T]) -> T:
         raise ValueError(f"not a dump of torch: {error}") from None
 
 
-def parse_states(dump: bytes) -> tuple[GroupState, ...]:
+def parse_group_states(dump: bytes) -> tuple[GroupState, ...]:
     """Parse from a flight recorder dump how far a rank is in each process group; ValueError for an invalid dump."""
     return tuple(
         GroupState(
@@ -101,7 +101,7 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
             max(int(status.last_enqueued_collective), 0),
             max(int(status.last_completed_collective), 0),
         )
-        for name, status in islice(decode_dump(dump, RecordedStates).pg_status.items(), MAX_GROUPS)
+        for name, status in islice(decode_dump(dump, RecordedGroupStates).pg_status.items(), MAX_GROUPS)
     )
 
 
@@ -121,7 +121,7 @@ def parse_group_counts(reply: bytes) -> dict[Group, int]:
     return counts
 
 
-def parse_call(reply: bytes) -> ActiveCall | None:
+def parse_active_call(reply: bytes) -> ActiveCall | None:
     """Parse the torch.distributed call that a rank is in, as ``rank/torch_state.py`` writes it, or raise ValueError."""
     if not reply:
         return None
@@ -154,7 +154,7 @@ def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tup
     return tuple(GroupState(group.group, count, count - 1) for group, count in known.items() if count > 0)
 
 
-def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+def group_states_from_counts(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
     """Return the group states of a rank without a flight recorder: operations that it entered count as completed."""
     return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
 
@@ -165,7 +165,7 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
     Raises ValueError if it is not such a dump.
     """
     collectives: list[Collective] = []
-    for entries in _by_group(dump).values():
+    for entries in _collectives_by_group(dump).values():
         last = max(entries, key=lambda entry: entry.number)
         waiting = [entry for entry in entries if not entry.completed]
         oldest = min(waiting, key=lambda entry: entry.number, default=last)
@@ -173,7 +173,7 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
     return tuple(collectives)
 
 
-class RecordedCall(NamedTuple):
+class RecordedCollective(NamedTuple):
     """A collective in the flight recorder, with its group's description and the time of its end."""
 
     collective: Collective
@@ -181,15 +181,15 @@ class RecordedCall(NamedTuple):
     ended: float  # seconds since the epoch; 0 if unknown, as on gloo
 
 
-def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
+def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCollective]:
     """Yield a dump's collectives that were entered between two moments; ValueError if the dump is invalid."""
     for entry in _entries(dump):
         if since <= entry.time_created_ns / 1e9 <= until and not entry.is_p2p:
             ended = (entry.time_discovered_completed_ns or 0) / 1e9
-            yield RecordedCall(_collective(entry), entry.group[1], ended)
+            yield RecordedCollective(_to_collective(entry), entry.group[1], ended)
 
 
-def _by_group(dump: bytes) -> dict[str, list[Collective]]:
+def _collectives_by_group(dump: bytes) -> dict[str, list[Collective]]:
     """Return the collectives of each process group by its name; of groups with the same name, only those of the newest.
 
     After ``destroy_process_group`` torch names new groups like the old ones.
@@ -200,7 +200,7 @@ def _by_group(dump: bytes) -> dict[str, list[Collective]]:
     for entry in entries:
         group = entry.group[0]
         if entry.pg_id == newest[group] and (len(collectives) < MAX_GROUPS or group in collectives):
-            collectives.setdefault(group, []).append(_collective(entry))
+            collectives.setdefault(group, []).append(_to_collective(entry))
     return collectives
 
 
@@ -208,12 +208,12 @@ def _entries(dump: bytes) -> list[RecordedOperation]:
     return (decode_dump(dump, RecordedOperations).entries or [])[-_MAX_ENTRIES:]
 
 
-def _collective(entry: RecordedOperation) -> Collective:
+def _to_collective(entry: RecordedOperation) -> Collective:
     return Collective(
         group=entry.group[0],
         number=entry.collective_seq_id,
         operation=sanitize_line(entry.profiling_name.rpartition(":")[2]),
-        tensors=_tensors(entry.input_dtypes, entry.input_sizes),
+        tensors=_format_tensors(entry.input_dtypes, entry.input_sizes),
         timeout=entry.timeout_ms / 1e3,
         entered=entry.time_created_ns / 1e9,
         completed=entry.retired or entry.state == "completed",
@@ -221,16 +221,16 @@ def _collective(entry: RecordedOperation) -> Collective:
     )
 
 
-def _tensors(types: Sequence[str], sizes: Sequence[Sequence[int]]) -> str:
+def _format_tensors(types: Sequence[str], sizes: Sequence[Sequence[int]]) -> str:
     """Format tensors as "float32[2, 3], int64[1]"; of many only the first."""
     if len(types) != len(sizes):
         raise ValueError("types and sizes do not go together")
-    named = [_tensor(*each) for each in zip(types[:_NAMED_TENSORS], sizes[:_NAMED_TENSORS], strict=True)]
+    named = [_format_tensor(*each) for each in zip(types[:_NAMED_TENSORS], sizes[:_NAMED_TENSORS], strict=True)]
     more = len(types) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
 
 
-def _tensor(kind: str, sizes: Sequence[int]) -> str:
+def _format_tensor(kind: str, sizes: Sequence[int]) -> str:
     name = sanitize_line(kind.rpartition("::")[2], 40)
     shape = ", ".join([*map(str, sizes[:_MAX_DIMENSIONS]), *["…"] * (len(sizes) > _MAX_DIMENSIONS)])
     return f"{_DTYPES.get(name, name.lower())}[{shape}]"

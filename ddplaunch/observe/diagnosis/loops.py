@@ -13,8 +13,8 @@ from msgspec import Struct
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_duration, format_ranks
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
-from ddplaunch.observe.diagnosis.rank_position import describe_other_wait, format_line
-from ddplaunch.observe.diagnosis.stall_check import MIN_NETWORK_BYTES, MIN_TRAFFIC_BYTES, is_working
+from ddplaunch.observe.diagnosis.rank_position import describe_noncollective_wait, format_line
+from ddplaunch.observe.diagnosis.stall_check import MIN_NETWORK_BYTES, MIN_TRAFFIC_BYTES, may_be_busy
 from ddplaunch.observe.diagnosis.wait_sentences import SILENT_TEXT
 from ddplaunch.observe.diagnosis.waits import Wait, find_waits, wait_title
 
@@ -30,7 +30,7 @@ class BusyRank(Struct, frozen=True):
     progress_key: tuple[object, ...]  # equal as long as no rank enters or completes a collective
 
     @property
-    def own_frames(self) -> tuple[Frame, ...]:
+    def user_frames(self) -> tuple[Frame, ...]:
         """The frames of user code in the main thread, else in the first thread that has any; outermost first."""
         stacks = (tuple(frame for frame in thread.frames[::-1] if frame.own) for thread in self.rank.threads)
         return next(filter(None, stacks), ())
@@ -44,16 +44,16 @@ def find_busy_ranks(inspection: Inspection) -> list[BusyRank]:
     key = tuple((rank.rank, rank.groups) for rank in ranks if rank.answers is not False)
     waits: dict[int, Wait] = {}
     for wait in find_waits(inspection):
-        for rank in wait.roots:
+        for rank in wait.root_causes:
             waits.setdefault(rank, wait)
-    busy = ((rank, waits[rank.rank]) for rank in ranks if rank.rank in waits and _computes(rank))
+    busy = ((rank, waits[rank.rank]) for rank in ranks if rank.rank in waits and _is_computing(rank))
     return [BusyRank(rank, wait, key) for rank, wait in busy]
 
 
-def _computes(rank: RankInspection) -> bool:
+def _is_computing(rank: RankInspection) -> bool:
     is_known = rank.condition is ProcessCondition.ALIVE and rank.busy is not None
     moves_data = (rank.traffic or 0.0) >= MIN_TRAFFIC_BYTES or (rank.network or 0.0) >= MIN_NETWORK_BYTES
-    return is_known and is_working(rank) and not moves_data
+    return is_known and may_be_busy(rank) and not moves_data
 
 
 def find_loop(stacks: Sequence[tuple[Frame, ...]]) -> str:
@@ -79,7 +79,7 @@ def describe_loop(busy: BusyRank, place: str, seconds: float) -> str:
     """Describe that a rank has been at a place for this long: "rank 1 has been at train.py:88 for 10 min, …"."""
     rank, wait = busy.rank, busy.wait
     text = f"rank {rank.rank} has been at {place} for {format_duration(seconds)}"
-    why = SILENT_TEXT if rank.answers is False else describe_other_wait(rank)
+    why = SILENT_TEXT if rank.answers is False else describe_noncollective_wait(rank)
     verb = "waits" if len(wait.waiting) == 1 else "wait"
     inside = f" ({why})" if why else ""
     return f"{text}{inside}, while {format_ranks(wait.waiting)} {verb} for it in {wait_title(wait)}"

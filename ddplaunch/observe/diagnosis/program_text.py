@@ -41,7 +41,7 @@ def _describe_program(program: ProgramInspection, moment: float, host: str) -> s
     return sanitize_line(f"{program.program}: {', '.join(facts)}{where and f' ({where})'}", 300)
 
 
-def add_usage(
+def programs_with_usage(
     inspection: Inspection, earlier: Inspection, gpu_busy: Mapping[str, float]
 ) -> tuple[ProgramInspection, ...]:
     """Return the programs of an inspection, with their CPU usage since ``earlier`` and the load of their GPUs."""

@@ -153,7 +153,7 @@ def user_line_of(rank: RankInspection) -> Frame | None:
     return next((frame for thread in rank.threads if (frame := user_frame(thread.frames))), None)
 
 
-def library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
+def differing_library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
     """For each rank in ``of``, return the library call in which it differs from other ranks at the same user line.
 
     It is the first call, from that line inwards, that differs between ranks there. A rank that is alone at its line,
@@ -251,7 +251,7 @@ def _rpc_function_of(rank: RankInspection) -> str:
     return next((names[each] for each in reversed(inside) if each in names), "")
 
 
-def rpc_line_of(rank: RankInspection) -> Frame | None:
+def rpc_callee_line_of(rank: RankInspection) -> Frame | None:
     """Return the line of user code at which a thread of a rank executes another rank's RPC; None if none does."""
     for thread in rank.threads:
         called = list(takewhile(lambda frame: not frame.file.endswith(_RPC_WORK), thread.frames))
@@ -260,14 +260,14 @@ def rpc_line_of(rank: RankInspection) -> Frame | None:
     return None
 
 
-def is_deadlocked(rank: RankInspection) -> bool:
+def is_deadlocked_in_gloo(rank: RankInspection) -> bool:
     """Whether a rank holds the GIL while it waits for a thread of gloo, which needs the GIL (``gloo_teardown.py``)."""
     return rank.answers is False and rank.asleep == GLOO_TEARDOWN
 
 
 def may_wait(rank: RankInspection) -> bool:
     """Whether a rank may wait for others, judged without its stack: by its own report and that of the kernel."""
-    if is_deadlocked(rank) or any(each.enqueued > each.completed for each in rank.groups):
+    if is_deadlocked_in_gloo(rank) or any(each.enqueued > each.completed for each in rank.groups):
         return True
     inside = rank.inside.function if rank.inside else ""
     return inside in UNRECORDED_FUNCTIONS or waiting_call_of(rank) is not None
@@ -290,9 +290,9 @@ def collective_entry_line(rank: RankInspection, operation: str = "") -> Frame | 
     return (user_frame(thread.frames) if thread else None) or user_line_of(rank)
 
 
-def describe_other_wait(rank: RankInspection) -> str:
+def describe_noncollective_wait(rank: RankInspection) -> str:
     """Describe what a rank waits for outside torch.distributed: "waits for its DataLoader"; "" if unknown."""
-    if is_deadlocked(rank):
+    if is_deadlocked_in_gloo(rank):
         return GLOO_DEADLOCK_TEXT
     frames = rank.threads[0].frames if rank.threads else ()
     called = list(takewhile(lambda frame: not frame.own, frames))
@@ -313,7 +313,7 @@ def describe_other_wait(rank: RankInspection) -> str:
     return f"waits for a reply from {rank.awaits}" if rank.awaits else rank.asleep.removeprefix("asleep")
 
 
-def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
+def describe_rank_activity(rank: RankInspection, apart: Frame | None = None) -> str:
     """Describe what a rank does if it does not wait for other ranks: "load_batch at data.py:31"; "" if unknown.
 
     ``apart``: the library call in which it differs from other ranks at that line (``library_calls``). It is added:
@@ -321,7 +321,7 @@ def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
     """
     line = user_line_of(rank)
     location = format_location(line) if line else ""
-    if words := describe_other_wait(rank):
+    if words := describe_noncollective_wait(rank):
         workers = [rank.thread_error] if rank.thread_error else []
         workers += describe_workers(rank)
         if words in _WAITS_FOR_THREADS:
@@ -334,7 +334,7 @@ def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
 
 def may_wait_for_thread(rank: RankInspection) -> bool:
     """Whether a rank may be waiting for another of its own threads; a thread that has failed cannot end the wait."""
-    return describe_other_wait(rank) in {*_WAITS_FOR_THREADS, _LOCK}
+    return describe_noncollective_wait(rank) in {*_WAITS_FOR_THREADS, _LOCK}
 
 
 def describe_workers(rank: RankInspection) -> list[str]:
@@ -359,7 +359,7 @@ def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
 
 def worker_noun(rank: RankInspection) -> str:
     """Return the noun for the child processes that a rank waits for: "worker" (DataLoader) or "child process"."""
-    return "worker" if describe_other_wait(rank) == DATALOADER_WAIT_TEXT else "child process"
+    return "worker" if describe_noncollective_wait(rank) == DATALOADER_WAIT_TEXT else "child process"
 
 
 def busy_workers(rank: RankInspection) -> list[Worker]:

@@ -97,9 +97,9 @@ def measure_lateness(
         offset = table[collectives.rank].offset_s
         for number, seconds in collectives:
             group.arrived[number].append((seconds - offset, collectives.rank))
-    comparable = {name: group for name, group in groups.items() if group.keep_comparable()}
-    excuses = _WaitsElsewhere(comparable)
-    return tuple(_group_lateness(name, group, table, excuses) for name, group in comparable.items())
+    comparable = {name: group for name, group in groups.items() if group.keep_comparable_collectives()}
+    excuses = _WaitsInOtherGroups(comparable)
+    return tuple(_measure_group_lateness(name, group, table, excuses) for name, group in comparable.items())
 
 
 def mean_lateness(groups: Iterable[GroupLateness]) -> dict[int, float]:
@@ -130,7 +130,7 @@ class _GroupArrivals:
         self.ranks: set[int] = set()
         self.arrived: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by number: time and rank, sorted
 
-    def keep_comparable(self) -> bool:
+    def keep_comparable_collectives(self) -> bool:
         """Drop collectives at which too few arrivals are known; return whether enough collectives are left."""
         min_ranks = max(2, len(self.ranks) // 2 + 1)
         self.arrived = defaultdict(
@@ -139,7 +139,7 @@ class _GroupArrivals:
         return len(self.arrived) >= MIN_COLLECTIVES
 
 
-class _WaitsElsewhere:
+class _WaitsInOtherGroups:
     """How long each rank waited in other groups between two collectives of one group."""
 
     def __init__(self, groups: Mapping[str, _GroupArrivals]) -> None:
@@ -165,7 +165,9 @@ class _WaitsElsewhere:
         return max(0.0, excuse)
 
 
-def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excuses: _WaitsElsewhere) -> GroupLateness:
+def _measure_group_lateness(
+    name: str, group: _GroupArrivals, clocks: _RankClocks, excuses: _WaitsInOtherGroups
+) -> GroupLateness:
     noise = max(
         MIN_LATENESS_S, median(_median_arrival(arrivals)[0] - arrivals[0][0] for arrivals in group.arrived.values())
     )
@@ -199,7 +201,7 @@ def _median_arrival(found: list[tuple[float, int]]) -> tuple[float, int]:
     return found[(len(found) - 2) // 2]
 
 
-def typical_gap(arrivals: Iterable[CollectiveArrivals]) -> float:
+def typical_collective_gap_s(arrivals: Iterable[CollectiveArrivals]) -> float:
     """Return the time-weighted median of the gaps between collectives, in seconds; 0 with too few of them.
 
     That is about the time of a training step, however many collectives a step has.
@@ -223,9 +225,9 @@ def describe_slow_ranks(groups: Iterable[GroupLateness]) -> tuple[str, ...]:
         parts = [[each] for each in slow] if len(slow) <= 2 else [slow]
         sentences += [_describe_slow_ranks(part, group) for part in parts if part]
         if not group.slow_ranks and group.unclear_fraction >= MIN_COST_FRACTION:
-            sentences.append(_describe_uncertainty(group))
+            sentences.append(_describe_clock_uncertainty(group))
     sentences += [
-        _describe_other_causes(group)
+        _describe_excused_ranks(group)
         for group in groups
         if any(each.excused_fraction >= MIN_COST_FRACTION for each in group.ranks)
     ]
@@ -241,12 +243,12 @@ def _describe_slow_ranks(slow: list[RankLateness], group: GroupLateness) -> str:
     which = "" if group.description == "default_pg" else f" of {_group_name(group)}"
     return (
         f"{_format_ranks(slow)} {'was' if len(slow) == 1 else 'were'} last in {often} of the last {group.collectives:,}"
-        f" collectives{which} (median delay {_format_span(lateness)}); the others spent {100 * waited:.0f} % of the"
+        f" collectives{which} (median delay {_format_duration(lateness)}); the others spent {100 * waited:.0f} % of the"
         f" time waiting for {'it' if len(slow) == 1 else 'them'}"
     )
 
 
-def _describe_other_causes(group: GroupLateness) -> str:
+def _describe_excused_ranks(group: GroupLateness) -> str:
     late = [each for each in group.ranks if each.excused_fraction >= MIN_COST_FRACTION]
     names = f"{_format_ranks(late)} arrived late at the collectives of {_group_name(group)}"
     return f"{names} because {'it' if len(late) == 1 else 'they'} waited in another group"
@@ -260,14 +262,16 @@ def _group_name(group: GroupLateness) -> str:
     return f"group {group.group}" if group.description in ("", "undefined") else group.description
 
 
-def _describe_uncertainty(group: GroupLateness) -> str:
+def _describe_clock_uncertainty(group: GroupLateness) -> str:
     known = (
-        "have not been compared yet" if group.error == math.inf else f"are known to {_format_span(group.error)} only"
+        "have not been compared yet"
+        if group.error == math.inf
+        else f"are known to {_format_duration(group.error)} only"
     )
     return f"cannot determine which node is slow: their clocks {known}"
 
 
-def _format_span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.observe.diagnosis.rank_position import (
-    describe_other_wait,
+    describe_noncollective_wait,
     describe_workers,
     distributed_call_of,
-    is_deadlocked,
+    is_deadlocked_in_gloo,
 )
 from ddplaunch.observe.diagnosis.wait_sentences import BLOCKED_TEXT, SILENT_TEXT, describe_halt
 from ddplaunch.observe.diagnosis.waits import Wait, find_waits, main_stack, short_wait_title
@@ -81,6 +81,6 @@ def _state(rank: RankInspection) -> str:
         return state
     if rank.condition is ProcessCondition.BLOCKED:
         return BLOCKED_TEXT
-    if rank.answers is False and not is_deadlocked(rank):
+    if rank.answers is False and not is_deadlocked_in_gloo(rank):
         return SILENT_TEXT
-    return describe_other_wait(rank) or rank.asleep or RUNNING
+    return describe_noncollective_wait(rank) or rank.asleep or RUNNING

@@ -77,7 +77,7 @@ def parse_dump(dump: bytes, folder: str, package: str = PACKAGE_DIR, *, outer: b
     return tuple(islice(parsed, MAX_THREADS))
 
 
-def find_stage(dump: bytes, threads: tuple[Thread, ...], package: str = PACKAGE_DIR) -> str:
+def find_stage_outside_program(dump: bytes, threads: tuple[Thread, ...], package: str = PACKAGE_DIR) -> str:
     """Return the state of a rank that runs no user code but has not ended: "about to begin", …; else "".
 
     The evidence is the function of ddplaunch below the program's stack (``rank_runner.py``): ``exit`` runs when the

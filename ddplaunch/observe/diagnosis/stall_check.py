@@ -13,11 +13,11 @@ from ddplaunch.observe.diagnosis.rank_position import (
     NEW_GROUP,
     STORE_WAIT,
     collective_thread,
-    describe_call,
+    describe_rank_activity,
+    differing_library_calls,
     distributed_call_of,
     has_ended,
-    is_deadlocked,
-    library_calls,
+    is_deadlocked_in_gloo,
     runs_program,
     waiting_call_of,
 )
@@ -60,14 +60,14 @@ class Stall(NamedTuple):
     location: str  # where the rank is; the program may come there again
 
 
-class StallCheck(NamedTuple):
+class StallCheckResult(NamedTuple):
     """The result of a check: a stall, the seconds until there is one if nothing changes, or neither."""
 
     stall: Stall | None = None
     retry_after_s: float | None = None
 
 
-def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: float = inf) -> StallCheck:
+def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: float = inf) -> StallCheckResult:
     """Decide whether a job has stalled for ``timeout`` seconds.
 
     It has stalled if for that long no rank has printed anything or ended and ranks have waited for others, and each of
@@ -81,15 +81,15 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
     """
     ranks = inspection.ranks
     if inspection.silent or len(ranks) < inspection.world_size or any(rank.moved for rank in ranks):
-        return StallCheck()
+        return StallCheckResult()
     by_number = inspection.by_number
     waiting = find_waits(inspection)
     inside = {rank for wait in waiting for rank in (*wait.waiting, *dict(wait.ahead))}
     if waiting:
-        awaited = {rank for wait in waiting for rank in wait.roots}
+        awaited = {rank for wait in waiting for rank in wait.root_causes}
         if any(wait.has_unreachable_members for wait in waiting):
             awaited |= by_number.keys() - inside
-    elif deadlocked := {rank.rank for rank in ranks if is_deadlocked(rank)}:
+    elif deadlocked := {rank.rank for rank in ranks if is_deadlocked_in_gloo(rank)}:
         awaited = deadlocked
     elif strict and any(rank.groups or rank.answers is not None for rank in ranks):
         awaited = {rank.rank for rank in ranks if runs_program(rank)}
@@ -98,8 +98,8 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
     # Ranks that may set the store's key; and, with an old torch, ranks that may be in a new collective each time.
     others = {each for wait in waiting if wait.operation == STORE_WAIT for each in by_number.keys() - {*wait.waiting}}
     others |= {rank for rank in inside if by_number[rank].answers is None and not by_number[rank].groups}
-    if not (inside or awaited) or any(is_working(by_number[rank]) for rank in awaited | others):
-        return StallCheck()
+    if not (inside or awaited) or any(may_be_busy(by_number[rank]) for rank in awaited | others):
+        return StallCheckResult()
     standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
     # If no rank is missing, the last that began to wait counts, else the first.
     lasted = (max if inside and awaited else min)(standing, default=0.0)
@@ -107,10 +107,10 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
     if waiting and lasted >= noisy:
         silence = lasted
     elif silence < timeout * (1 - _CLOCK_MARGIN):  # the stall detector of that node has not expired yet
-        return StallCheck(retry_after_s=noisy - lasted) if waiting and lasted >= noisy / 2 else StallCheck()
+        return StallCheckResult(retry_after_s=noisy - lasted) if waiting and lasted >= noisy / 2 else StallCheckResult()
     if (short := timeout - min(lasted, silence)) > 0:
-        return StallCheck(retry_after_s=short)
-    return StallCheck(_describe_stall(inspection, waiting, inside, awaited, lasted))
+        return StallCheckResult(retry_after_s=short)
+    return StallCheckResult(_describe_stall(inspection, waiting, inside, awaited, lasted))
 
 
 def _describe_stall(
@@ -122,12 +122,12 @@ def _describe_stall(
     entered, odd = waiting[0].mismatched[-1] if waiting and waiting[0].mismatched else (None, ())
     if waiting and waiting[0].operation == NEW_GROUP and waiting[0].missing:
         odd = (waiting[0].missing[0].rank,)
-    roots = waiting[0].roots if waiting else ()  # of other waits too, but the text is on the first
+    roots = waiting[0].root_causes if waiting else ()  # of other waits too, but the text is on the first
     first = by_number[odd[0] if odd else min(roots or awaited or inside)]
     if waiting:
         text = describe_wait(waiting[0], inspection)
-    elif is_deadlocked(first):
-        text = _describe_ranks([by_number[each] for each in sorted(awaited)])
+    elif is_deadlocked_in_gloo(first):
+        text = _describe_rank_locations([by_number[each] for each in sorted(awaited)])
     elif few := find_uneven_counts(ranks):
         first = next(iter(few.values()))[0]
         text = f"all ranks are idle, and {describe_uneven_counts(ranks)}"
@@ -135,7 +135,7 @@ def _describe_stall(
         text = f"all ranks are idle: {describe_activity(inspection)}"
     killable = not any(by_number[rank].condition is ProcessCondition.BLOCKED for rank in awaited)
     progress_key = tuple((rank.rank, rank.groups) for rank in ranks)
-    knows_why = waiting_call_of(first) is not None or is_deadlocked(first)
+    knows_why = waiting_call_of(first) is not None or is_deadlocked_in_gloo(first)
     idle = bool(awaited) and first.condition is ProcessCondition.ALIVE and not knows_why
     return Stall(
         first.rank,
@@ -150,7 +150,7 @@ def _describe_stall(
     )
 
 
-def is_working(rank: RankInspection) -> bool:
+def may_be_busy(rank: RankInspection) -> bool:
     """Whether a rank is busy, or may be: a rank about which too little is known counts as busy."""
     if rank.condition is ProcessCondition.STOPPED or has_ended(rank):
         return False
@@ -174,10 +174,10 @@ def describe_activity(inspection: Inspection) -> str:
     """Describe what the ranks that have not ended do: who waits for whom, or else where in the code they are."""
     if waiting := find_waits(inspection):
         return describe_wait(waiting[0], inspection)
-    return _describe_ranks([rank for rank in inspection.ranks if runs_program(rank)])
+    return _describe_rank_locations([rank for rank in inspection.ranks if runs_program(rank)])
 
 
-def _describe_ranks(found: Sequence[RankInspection]) -> str:
+def _describe_rank_locations(found: Sequence[RankInspection]) -> str:
     locations = describe_locations(found)
     if locations and len(_ranks_by_location(found)) == 1:
         return f"{format_ranks(rank.rank for rank in found)}: {locations}"
@@ -202,7 +202,7 @@ def describe_locations(found: Sequence[RankInspection]) -> str:
 def _ranks_by_location(ranks: Sequence[RankInspection]) -> dict[str, list[int]]:
     """Map each location in the code to the ranks that are there."""
     by_location: dict[str, list[int]] = {}
-    apart = library_calls(ranks, ranks)
+    apart = differing_library_calls(ranks, ranks)
     for rank in ranks:
         by_location.setdefault(_location_of(rank, apart.get(rank.rank)), []).append(rank.rank)
     return by_location
@@ -213,4 +213,6 @@ def _location_of(rank: RankInspection, apart: Frame | None) -> str:
     call = distributed_call_of(rank)
     if call and call.place:
         return f"{call.function} at {call.place.file}:{call.place.line}"
-    return describe_halt(rank).state if rank.condition is ProcessCondition.STOPPED else describe_call(rank, apart)
+    return (
+        describe_halt(rank).state if rank.condition is ProcessCondition.STOPPED else describe_rank_activity(rank, apart)
+    )

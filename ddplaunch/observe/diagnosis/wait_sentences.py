@@ -17,15 +17,15 @@ from ddplaunch.observe.diagnosis.rank_position import (
     SEND_FUNCTIONS,
     STORE_WAIT,
     collective_entry_line,
-    describe_call,
+    describe_rank_activity,
+    differing_library_calls,
     format_exit,
     format_line,
     format_location,
     has_ended,
-    is_deadlocked,
-    library_calls,
+    is_deadlocked_in_gloo,
     root_of,
-    rpc_line_of,
+    rpc_callee_line_of,
     user_line_of,
 )
 from ddplaunch.observe.diagnosis.wait_chains import format_cycle
@@ -72,7 +72,7 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
     for number in sorted({number for _, number in wait.ahead}):
         text += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
     # "No other rank": the count or the stack of each shows that it is elsewhere. A rank without both may be inside.
-    roots = [inspection.by_number[rank] for rank in wait.roots]
+    roots = [inspection.by_number[rank] for rank in wait.root_causes]
     shown = [rank for rank in roots if rank.answers is not False or user_line_of(rank)]
     if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(shown) == len(inspection.ranks) - 1:
         text += ", which no other rank has entered" if wait.number else ", which no other rank has called"
@@ -105,10 +105,10 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
         return [
             f"they wait for each other: {format_cycle(wait.cycle)}"
             if wait.cycle
-            else _describe_complete_wait(wait, inspection)
+            else _describe_wait_without_missing(wait, inspection)
         ]
     by_number = inspection.by_number
-    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
+    apart = differing_library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     reasons: dict[str, list[int]] = {}
     for each in wait.missing:
         reasons.setdefault(_why_missing(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
@@ -118,7 +118,7 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
     return [*parts, f"they wait for each other: {format_cycle(wait.cycle)}"] if wait.cycle else parts
 
 
-def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
+def _describe_wait_without_missing(wait: Wait, inspection: Inspection) -> str:
     """Describe why ranks wait although no rank is missing.
 
     The text "have entered it" needs from each member a number that is as high; "wait too" and "are in it" need from
@@ -141,7 +141,7 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         it = "it" if len(wait.waiting) == 1 else "them"
         return f"{format_ranks(others)} {_conjugate(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT_FUNCTION:
-        return _describe_given_worlds(wait, inspection) or (
+        return _describe_wrong_init_arguments(wait, inspection) or (
             "all ranks have called it: they are connecting, or cannot reach each other"
         )
     if len(wait.waiting) == inspection.world_size and wait.operation == STORE_WAIT:
@@ -151,7 +151,7 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
     return "all other ranks wait too"
 
 
-def _describe_given_worlds(wait: Wait, inspection: Inspection) -> str:
+def _describe_wrong_init_arguments(wait: Wait, inspection: Inspection) -> str:
     """Describe with which world sizes and ranks ``init_process_group`` was called, if these cannot be right; else "".
 
     The evidence is in the variables of these calls. Nothing shows that ranks "cannot reach each other": that
@@ -184,11 +184,11 @@ def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: 
     if missing.waits:
         line = collective_entry_line(rank, missing.calls.partition(" ")[0])
         return f"{_format_absence(wait)}: it waits in {missing.calls}" + (f", {format_location(line)}" if line else "")
-    line = rpc_line_of(rank) if wait.operation in RPC_CALLS else None
-    what = format_location(line) if line else describe_call(rank, apart)
+    line = rpc_callee_line_of(rank) if wait.operation in RPC_CALLS else None
+    what = format_location(line) if line else describe_rank_activity(rank, apart)
     if rank.condition is ProcessCondition.BLOCKED:
         what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")
-    if rank.answers is False and not is_deadlocked(rank):
+    if rank.answers is False and not is_deadlocked_in_gloo(rank):
         return SILENT_TEXT + (f": {what}" if what else "")
     return _format_absence(wait) + (f": {what}" if what else "")
 
@@ -268,7 +268,7 @@ def describe_uneven_counts(ranks: Sequence[RankInspection]) -> str:
         verb = "has" if len(some) == 1 else "have"
         parts.append(f"{format_ranks(each.rank for each in some)} {verb} begun {count}")
         if len(parts) == 1:
-            what = describe_call(some[0])
+            what = describe_rank_activity(some[0])
             parts[0] += f" operations of one group{f' ({what})' if what else ''}"
     return ", ".join(parts[:_MAX_PAIRS])
 

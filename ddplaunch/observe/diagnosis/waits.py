@@ -32,7 +32,7 @@ from ddplaunch.observe.diagnosis.rank_position import (
     members_of,
     peer_of,
     root_of,
-    rpc_line_of,
+    rpc_callee_line_of,
     waiting_call_of,
 )
 from ddplaunch.observe.diagnosis.wait_chains import find_cycle, group_by_chain_end
@@ -82,7 +82,7 @@ class Wait(Struct, frozen=True):
     cycle: tuple[int, ...] = ()  # ranks that wait in a cycle, each for the next; set in the first wait of the cycle
 
     @property
-    def roots(self) -> tuple[int, ...]:
+    def root_causes(self) -> tuple[int, ...]:
         """The missing ranks that do not wait themselves: the cause of the wait."""
         return tuple(each.rank for each in self.missing if not each.waits)
 
@@ -93,7 +93,7 @@ def find_waits(inspection: Inspection) -> tuple[Wait, ...]:
     found = [wait for group in view.groups if (wait := view.find_wait(group))]
     assigned = {rank for wait in found for rank in _ranks_in(wait)}
     found += view.waits_from_stacks(assigned)
-    return tuple(_order_by_cause([_with_other_waits(wait, found) for wait in found]))
+    return tuple(_order_by_cause([_with_waits_of_missing_ranks(wait, found) for wait in found]))
 
 
 def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
     return tuple(number for number in sorted(needed) if not view.ranks[number].last)
 
 
-def correct_counters(inspection: Inspection) -> Inspection:
+def mark_completed_operations(inspection: Inspection) -> Inspection:
     """Mark operations as completed if a rank's stack or flight recorder shows that it does not wait in them.
 
     Without a stack or a recorder, torch's counters stay as they are: see ``group_progress``.
@@ -127,11 +127,11 @@ def correct_counters(inspection: Inspection) -> Inspection:
     view = _InspectionView(inspection)
     done = {(rank, group) for group in view.groups for rank in view.maybe_waiting(group).keys() - view.waiting(group)}
 
-    def correct(rank: int, state: GroupState) -> GroupState:
+    def mark_completed(rank: int, state: GroupState) -> GroupState:
         return replace(state, completed=state.enqueued) if (rank, state.group) in done else state
 
-    ranks = (replace(rank, groups=tuple(correct(rank.rank, each) for each in rank.groups)) for rank in inspection.ranks)
-    return replace(inspection, ranks=tuple(ranks))
+    changed = ((rank, [mark_completed(rank.rank, each) for each in rank.groups]) for rank in inspection.ranks)
+    return replace(inspection, ranks=tuple(replace(rank, groups=tuple(groups)) for rank, groups in changed))
 
 
 def main_stack(rank: RankInspection) -> tuple[Frame, ...]:
@@ -197,14 +197,14 @@ class _InspectionView:
             if not each.first_incomplete
         }
 
-        def waits(number: int, each: GroupProgress) -> bool:
+        def is_waiting(number: int, each: GroupProgress) -> bool:
             rank = self.ranks[number]
             if each.is_certain or not rank.threads:
                 return each.first_incomplete > 0
             behind = each.entered < furthest and distributed_call_of(rank) is None
             return not behind and (main_stack(rank), each.entered) not in past
 
-        return {number: each for number, each in progress.items() if waits(number, each)}
+        return {number: each for number, each in progress.items() if is_waiting(number, each)}
 
     def find_wait(self, group: str) -> Wait | None:
         """Return the wait in a process group, at its first collective that a member has not entered; or None."""
@@ -213,7 +213,7 @@ class _InspectionView:
             return None
         vague = self.has_unknown_members(group)
         members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
-        number, missing = self._first_missing(group, stuck, members)
+        number, missing = self._find_first_missed_collective(group, stuck, members)
         standings = self.comparable_progress(group)
         seen = {rank for rank, each in standings.items() if each.entered >= number}
         uncertain = [
@@ -248,12 +248,12 @@ class _InspectionView:
             ),
             _collective_entry_frames((self.ranks[rank] for rank in sorted(here)), operation),
             tuple(MissingRank(rank, False) for rank in missing),
-            self._mismatched(here, number),
+            self._find_mismatched_collectives(here, number),
             unseen,
             tuple(uncertain),
         )
 
-    def _first_missing(
+    def _find_first_missed_collective(
         self, group: str, stuck: dict[int, GroupProgress], members: Iterable[int]
     ) -> tuple[int, list[int]]:
         """Return the first collective that ranks wait in and that members have not entered, with those members."""
@@ -261,16 +261,16 @@ class _InspectionView:
         exact = {each.first_incomplete for each in stuck.values() if each.is_certain}
         numbers = sorted({each.first_incomplete for each in stuck.values()})
         for number in numbers:
-            missing = self._not_entered(group, number, others)
+            missing = self._find_missing_members(group, number, others)
             if not missing:
                 continue
             if number not in exact:  # ranks entered several at once, and wait in the first that the others have not
                 standings = self.comparable_progress(group)
                 number = min((standings[rank].entered + 1 for rank in missing if rank in standings), default=number)
-            return number, self._not_entered(group, number, others)
+            return number, self._find_missing_members(group, number, others)
         return numbers[0], []
 
-    def _not_entered(self, group: str, number: int, members: Iterable[int]) -> list[int]:
+    def _find_missing_members(self, group: str, number: int, members: Iterable[int]) -> list[int]:
         """Return the members of a group that are known not to have entered its collective ``number``."""
         standings = self.comparable_progress(group)
         vague = self.has_unknown_members(group)
@@ -281,12 +281,12 @@ class _InspectionView:
             and (
                 standings[each].entered < number
                 if each in standings
-                else not vague and self._has_absent_rank(group, each)
+                else not vague and self._counts_as_absent(group, each)
             )
             and not self.ranks[each].moved
         ]
 
-    def _has_absent_rank(self, group: str, number: int) -> bool:
+    def _counts_as_absent(self, group: str, number: int) -> bool:
         """Whether a rank that reported no progress in a process group counts as not having entered its collectives."""
         rank = self.ranks[number]
         if group in self.progress[number]:
@@ -301,7 +301,7 @@ class _InspectionView:
             return bool(rank.threads) and distributed_call_of(rank) is None
         return rank.answers or distributed_call_of(rank) is None
 
-    def _mismatched(
+    def _find_mismatched_collectives(
         self, here: dict[int, GroupProgress], number: int
     ) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
         """Return the collectives that ranks wait in at one number, if they differ; () otherwise."""
@@ -380,7 +380,7 @@ class _InspectionView:
         named = {each.names for each in calls if each and each.operation in RPC_CALLS and each.names is not None}
         if named:
             return [rank for rank in self.ranks if rank in named and rank not in callers]
-        return [rank for rank, each in self.ranks.items() if rank not in callers and rpc_line_of(each)]
+        return [rank for rank, each in self.ranks.items() if rank not in callers and rpc_callee_line_of(each)]
 
     def _awaited(
         self, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
@@ -425,7 +425,7 @@ def _collective_entry_frames(ranks: Iterable[RankInspection], operation: str) ->
     return tuple(dict.fromkeys(place for rank in ranks if (place := collective_entry_line(rank, operation))))
 
 
-def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
+def _with_waits_of_missing_ranks(wait: Wait, waits: Sequence[Wait]) -> Wait:
     """Add to each missing rank of a wait whether that rank waits too, and in which call."""
     inside = {
         rank: wait_title(other) + format_partner(other, rank)
@@ -465,8 +465,10 @@ def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
     left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
-        ready = [each for each in left if each.roots or not each.missing or _missing_ranks(each.missing) & reached]
-        roots = [each for each in ready if each.roots or not each.missing] or ready
+        ready = [
+            each for each in left if each.root_causes or not each.missing or _missing_ranks(each.missing) & reached
+        ]
+        roots = [each for each in ready if each.root_causes or not each.missing] or ready
         if not ready:
             found = _find_cycle(left)
             roots = [each for each in left if not _ranks_in(each).isdisjoint(found)]

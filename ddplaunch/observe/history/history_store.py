@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, host_name
 from ddplaunch.base.safe_files import list_dir
-from ddplaunch.core.output.run_log import run_names
+from ddplaunch.core.output.run_log import candidate_names
 from ddplaunch.observe.history.run_record import RunRecord, RunState, is_launcher_alive, read_record, read_record_head
 from ddplaunch.system.history_dir import history_dir, open_history_dir
 
@@ -69,7 +69,7 @@ def list_folders() -> list[RunFolder]:
     ]
 
 
-def mark_over(folder: int) -> None:
+def mark_run_over(folder: int) -> None:
     """Mark a run as over in the mode of its folder. Errors are ignored: then the run's records are read."""
     with suppress(OSError):
         os.fchmod(folder, 0o700 | OVER_BIT)
@@ -83,7 +83,7 @@ def _is_first_of_several(name: str, taken: set[str]) -> bool:
     return second is not None and second.run_id == name
 
 
-def has_run(word: str) -> bool:
+def is_recorded_run(word: str) -> bool:
     """Whether ``word`` is the name of a recorded run, or the run id of several runs."""
     return not {word, word + FIRST_RUN_SUFFIX}.isdisjoint(list_runs())
 
@@ -109,11 +109,11 @@ def read_node_records(name: str) -> list[RunRecord]:
     with suppress(OSError):
         files = [each for each in os.listdir(run_dir(name)) if each.startswith("node-") and each.endswith(".jsonl")]
         records = [read_record(os.path.join(run_dir(name), file), name) for file in files]
-        return mark_lost(sorted(filter(None, records), key=lambda each: (each.node_rank, each.began)))
+        return mark_lost_nodes(sorted(filter(None, records), key=lambda each: (each.node_rank, each.began)))
     return []
 
 
-def mark_lost(records: Sequence[RunRecord]) -> list[RunRecord]:
+def mark_lost_nodes(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the records of a run, node 0's first, with state LOST where the other records show that a node was lost.
 
     The record of another machine alone does not show it: its launcher cannot be looked up here. A lost node has no part
@@ -139,7 +139,7 @@ def mark_lost(records: Sequence[RunRecord]) -> list[RunRecord]:
 def find_newest_run(run_id: str, since: float) -> str | None:
     """Find the folder of the newest run with this id, if it was still running at ``since``; else None."""
     path, newest = history_dir() or "", None
-    for name in run_names(run_id):
+    for name in candidate_names(run_id):
         if not os.path.isdir(os.path.join(path, name)):
             break
         newest = name
@@ -155,7 +155,7 @@ def read_run_record(name: str) -> RunRecord | None:
     return next(iter(read_node_records(name)), None)
 
 
-def read_launchers_here() -> Iterator[RunRecord]:
+def read_heads_of_local_launchers() -> Iterator[RunRecord]:
     """Read the first line of each record whose launcher is alive on this machine."""
     here = host_name()
     for name in (each.name for each in list_folders() if not each.is_over):
@@ -172,12 +172,12 @@ def read_all_records() -> Iterator[RunRecord]:
     yield from filter(None, map(read_run_record, list_runs()))
 
 
-def read_open_records() -> Iterator[RunRecord]:
+def read_unfinished_records() -> Iterator[RunRecord]:
     """Read the records of the runs whose end is not recorded, and of those without node 0's record, latest first."""
     yield from filter(None, (read_run_record(each.name) for each in list_folders() if not each.is_over))
 
 
-def read_first_head(name: str) -> RunRecord | None:
+def read_run_head(name: str) -> RunRecord | None:
     """Read the first line of a run's record: of the lowest node rank that has a record in this history."""
     folder = run_dir(name)
     files = (file for file in list_dir(folder) if file.startswith("node-") and file.endswith(".jsonl"))
@@ -187,7 +187,7 @@ def read_first_head(name: str) -> RunRecord | None:
 
 def read_all_heads() -> Iterator[RunRecord]:
     """Read the first line of each run's record, the latest run first."""
-    yield from filter(None, map(read_first_head, list_runs()))
+    yield from filter(None, map(read_run_head, list_runs()))
 
 
 def may_be_running(name: str) -> bool:

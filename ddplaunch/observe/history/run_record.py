@@ -39,7 +39,7 @@ from ddplaunch.base.types import (
     convert,
 )
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
+from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_event_to_programs
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.signals import STOP_SIGNALS
@@ -79,7 +79,7 @@ class RankRecord(Struct, frozen=True):
     cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
 
 
-class MismatchRecord(Struct, frozen=True):
+class ImportMismatchRecord(Struct, frozen=True):
     """An import in ranks of this node that did not match what was preloaded."""
 
     module: TextLine
@@ -97,7 +97,7 @@ class AttemptRecord(Struct, frozen=True):
     ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
     why: TextLine = ""  # why it ended, in one line; "" after success or while it runs
     verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
-    mismatches: tuple[MismatchRecord, ...] = ()
+    mismatches: tuple[ImportMismatchRecord, ...] = ()
 
 
 class RunRecord(Struct, frozen=True):
@@ -166,7 +166,7 @@ class RecordBuilder:
 
     def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
         """Apply ``event``, which happened at ``moment``."""
-        programs = apply_to_programs(self._head.programs, event, moment)
+        programs = apply_event_to_programs(self._head.programs, event, moment)
         if programs is not self._head.programs:
             self._head = replace(self._head, programs=programs)
         match event:
@@ -186,9 +186,9 @@ class RecordBuilder:
                 self._update_rank(event.rank, ended=moment, code=event.code, peak_memory=event.peak_memory, cpu=cpu)
             case events.SignalReceived(number=number) if self._head.signal is None:
                 self._head = replace(self._head, signal=number)
-                self._set_reason(f"stopped by {signal_name(number)}")
+                self._set_end_reason(f"stopped by {signal_name(number)}")
             case events.JobPreempted():
-                self._set_reason("preempted")
+                self._set_end_reason("preempted")
             case events.AttemptSwept() if self._attempts:
                 self._update_attempt(ended=moment)
                 for index, each in enumerate(self._ranks[-1]):
@@ -208,12 +208,12 @@ class RecordBuilder:
                     self._update_attempt(why=verdict.first.headline, verdict=verdict)
                 elif (number := code - EXIT_SIGNAL) in STOP_SIGNALS:  # the signal may have reached another node only
                     self._head = replace(self._head, signal=number)
-                    self._set_reason(f"stopped by {signal_name(number)}")
+                    self._set_end_reason(f"stopped by {signal_name(number)}")
                 remark, fate = event.remark, self._run_state(code)
                 self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
 
     def _add_mismatch(self, event: events.ImportMismatch) -> None:
-        new = MismatchRecord(event.module, event.differs, event.outcome)
+        new = ImportMismatchRecord(event.module, event.differs, event.outcome)
         known = self._attempts[-1].mismatches
         same = [each for each in known if replace(each, ranks=1) == new]
         counted = [replace(each, ranks=each.ranks + 1) if each in same else each for each in known]
@@ -227,7 +227,7 @@ class RecordBuilder:
         is_stopped = self._head.signal is not None and code == EXIT_SIGNAL + self._head.signal
         return RunState.STOPPED if is_stopped else RunState.FAILED
 
-    def _set_reason(self, why: str) -> None:
+    def _set_end_reason(self, why: str) -> None:
         if self._attempts and not self._attempts[-1].why:
             self._update_attempt(why=why)
 
@@ -292,7 +292,7 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     return replace(record, fate=RunState.LOST) if is_lost else record
 
 
-def is_unread_note(note: str) -> bool:
+def is_skipped_lines_note(note: str) -> bool:
     """Whether ``note`` of a run record says that lines of the record were left out."""
     return note.endswith(UNREAD_TEXT)
 
@@ -347,15 +347,15 @@ def record_to_json(
     record = shares[0]
     log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None
     fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__struct_fields__}
-    fields["attempts"] = [_rename(msgspec.to_builtins(attempt)) for attempt in record.attempts]
+    fields["attempts"] = [_rename_for_json(msgspec.to_builtins(attempt)) for attempt in record.attempts]
     fields["runs"], fields["domains"] = [each.run for each in runs], group_by_domain(shares)
     content = {**fields, "log_dir": log_dir, "spent": spent, "provenance": provenance}
-    return msgspec.json.format(msgspec.json.encode(_rename(content)), indent=2).decode()
+    return msgspec.json.format(msgspec.json.encode(_rename_for_json(content)), indent=2).decode()
 
 
 _JSON_NAMES = {"fate": "state", "verdict": "failure", "born": "start_ticks", "spent": "time_by_phase"}
 """Fields of a record, and their names in ``report --json``."""
 
 
-def _rename(fields: Mapping[str, object]) -> dict[str, object]:
+def _rename_for_json(fields: Mapping[str, object]) -> dict[str, object]:
     return {_JSON_NAMES.get(name, name): value for name, value in fields.items()}

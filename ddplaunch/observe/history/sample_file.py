@@ -73,7 +73,7 @@ class SampleFile:
         line, name = sample.to_json().encode(), sample_file_name(plan.node_rank)
         try:
             if self._size + len(line) > MAX_BYTES:
-                self._compact(folder, name)
+                self._compact_file(folder, name)
             with os.fdopen(os.open(name, _FLAGS | os.O_APPEND, 0o600, dir_fd=folder), "wb", 0) as file:
                 self._size += file.write(line)
             if self._plan_attempt != sample.attempt:
@@ -89,7 +89,7 @@ class SampleFile:
         with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
             json.dump(as_dict(SavedPlan.from_plan(plan)), file)
 
-    def _compact(self, folder: int, name: str) -> None:
+    def _compact_file(self, folder: int, name: str) -> None:
         """Replace the file by one with half as many samples."""
 
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:

@@ -123,12 +123,12 @@ class TimeAccounting:
             case events.CheckpointFound(moment=saved):
                 self._checkpoint_at = -inf if saved is None else saved
             case events.Restarting():
-                self._discard(moment)
+                self._discard_lost_work(moment)
                 self._restarts += 1
                 self._switch_to(TimeCategory.RESTARTING, moment)
             case events.JobEnded(code=code):
                 if code:
-                    self._discard(moment)
+                    self._discard_lost_work(moment)
                 self._has_ended = True
 
     def _switch_to(self, part: TimeCategory, moment: float) -> None:
@@ -155,7 +155,7 @@ class TimeAccounting:
             periods += (one for one in cut if one[1] < one[2])
         self._periods = periods
 
-    def _discard(self, moment: float) -> None:
+    def _discard_lost_work(self, moment: float) -> None:
         """Count the work of a failed attempt since its last checkpoint, if that is known, as discarded."""
         if self._checkpoint_at is not None:
             self._reclassify(TimeCategory.DISCARDED, max(self._checkpoint_at, self._attempt_began), moment)

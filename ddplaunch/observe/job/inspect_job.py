@@ -73,11 +73,11 @@ class InspectJob(JobSide):
             case StallSuspected():
                 self._stalls.on_suspected()
             case StragglersFound():
-                self._stragglers.on_found(node)
+                self._stragglers.on_stragglers_found(node)
             case RanksFinished():
                 self._stragglers.on_ranks_finished()
             case ArrivalsReported(arrivals=arrivals):
-                ranks, offset = self._context.nodes[node].ranks, self._context.nodes.clock_of(node)
+                ranks, offset = self._context.nodes[node].ranks, self._context.nodes.clock_offset_of(node)
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)
 
     def _on_crash(self, node: int, rank: int) -> None:

@@ -15,7 +15,7 @@ from ddplaunch.observe.diagnosis.loops import (
     find_busy_ranks,
     find_loop,
 )
-from ddplaunch.observe.diagnosis.slow_ranks import typical_gap
+from ddplaunch.observe.diagnosis.slow_ranks import typical_collective_gap_s
 from ddplaunch.observe.job.awaited_rank import format_hosts
 
 LOOP_SIGHTING = "loop sighting"
@@ -33,19 +33,19 @@ class _RankSightings:
 
     def __init__(self, busy: BusyRank, now: float) -> None:
         self.busy, self.since = busy, now
-        self.stacks: list[tuple[Frame, ...]] = [busy.own_frames]
+        self.stacks: list[tuple[Frame, ...]] = [busy.user_frames]
         self.place, self.was_reported = "", False
         self.report_after_s = LOOP_REPORT_S  # longer in a job with long gaps between collectives
 
     def add(self, busy: BusyRank) -> bool:
         """Add the place at which an inspection found the rank; return whether all sightings are at one place."""
-        self.stacks = [*self.stacks[-_MAX_SIGHTINGS:], busy.own_frames]
+        self.stacks = [*self.stacks[-_MAX_SIGHTINGS:], busy.user_frames]
         self.place = find_loop(self.stacks) if busy.progress_key == self.busy.progress_key else ""
         self.busy = busy
         return bool(self.place)
 
 
-class LoopWatch:
+class BusyRankWatch:
     """Collects where in the code busy ranks are in each inspection of one attempt."""
 
     def __init__(self, context: JobContext) -> None:
@@ -77,11 +77,11 @@ class LoopWatch:
         for each in self._watched.values():
             after = max(each.report_after_s, self._report_after_s.get(each.place, 0.0))
             if each.place and not each.was_reported and len(each.stacks) >= MIN_SIGHTINGS and now - each.since >= after:
-                self._context.gather("inspect", Detail.LATENESS, partial(self._compare_with_gaps, each))
+                self._context.gather("inspect", Detail.LATENESS, partial(self._report_unusual_loop, each))
         return None
 
-    def _compare_with_gaps(self, watched: _RankSightings, inspection: Inspection) -> None:
-        gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
+    def _report_unusual_loop(self, watched: _RankSightings, inspection: Inspection) -> None:
+        gap = typical_collective_gap_s(each for rank in inspection.ranks for each in rank.arrivals)
         number, seconds = watched.busy.rank.rank, self._context.now.mono - watched.since
         watched.report_after_s = _UNUSUAL_FACTOR * gap
         if self._watched.get(number) is not watched or seconds < watched.report_after_s:

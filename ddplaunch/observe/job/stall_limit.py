@@ -10,10 +10,10 @@ from ddplaunch.core.feature import JobContext
 from ddplaunch.core.job.job_attempt import StopCause
 from ddplaunch.observe.diagnosis.culprit import find_culprit
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection
-from ddplaunch.observe.diagnosis.slow_ranks import typical_gap
+from ddplaunch.observe.diagnosis.slow_ranks import typical_collective_gap_s
 from ddplaunch.observe.diagnosis.stall_check import Stall, check_stall
 from ddplaunch.observe.job.awaited_rank import format_hosts, make_failure
-from ddplaunch.observe.job.loop_watch import LOOP_SIGHTING, LoopWatch
+from ddplaunch.observe.job.loop_watch import LOOP_SIGHTING, BusyRankWatch
 from ddplaunch.observe.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
@@ -38,7 +38,7 @@ class StallLimit:
         self._suspected_again = False  # a node has suspected a stall meanwhile
         self._reported: tuple[object, ...] = ()
         self._report_after_s: dict[str, float] = {}  # by location: how long a wait there must last to be reported
-        self._loops = LoopWatch(context)
+        self._loops = BusyRankWatch(context)
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset the state of the previous one."""
@@ -110,12 +110,12 @@ class StallLimit:
             return
         if stall.progress_key == self._reported:
             return self._report(stall)
-        self._context.gather("inspect", Detail.LATENESS, partial(self._compare_with_gaps, attempt, stall))
+        self._context.gather("inspect", Detail.LATENESS, partial(self._report_unusual_wait, attempt, stall))
 
-    def _compare_with_gaps(self, attempt: int, stall: Stall, inspection: Inspection) -> None:
+    def _report_unusual_wait(self, attempt: int, stall: Stall, inspection: Inspection) -> None:
         if attempt != self._attempt:
             return
-        gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
+        gap = typical_collective_gap_s(each for rank in inspection.ranks for each in rank.arrivals)
         report_after = max(_UNUSUAL_WAIT_FACTOR * gap, self._report_after_s.get(stall.location, EARLY_STALL_CHECK_S))
         if stall.seconds >= report_after:
             self._report_after_s[stall.location] = _REPEAT_WAIT_FACTOR * stall.seconds

@@ -39,7 +39,7 @@ class StragglerLimit:
         if self._timeout_s is not None and any(node.phase is NodePhase.RUNNING for node in self._nodes.values()):
             self._context.set_deadline(STRAGGLER_CHECK, self._timeout_s)
 
-    def on_found(self, node: int) -> None:
+    def on_stragglers_found(self, node: int) -> None:
         """Called when ranks of a node still run --straggler-timeout after the node's other ranks have ended."""
         self._nodes_found.add(node)
         self.inspect()

@@ -28,7 +28,7 @@ _WORKER_LOOP_FILE, _PROCESS = (
 )  # where their frames begin
 
 
-class DataLoaderWorkers:
+class WorkerStackDumps:
     """Dumps the stacks of a rank's child processes, one after the other; ``inspected``: the results so far."""
 
     def __init__(self, process: RankProcess, channel: RankChannel, *, of_loader: bool) -> None:
@@ -52,7 +52,7 @@ class DataLoaderWorkers:
         """Check whether a dump is complete, and start the next; return whether one is still awaited."""
         while self._dump is not None or self._left:
             if self._dump is None:
-                self._begin(self._left.pop(0))
+                self._start_dump(self._left.pop(0))
             elif self._dump.poll():
                 if time.monotonic() - self._since < _WORKER_TIMEOUT_S:
                     return True
@@ -68,7 +68,7 @@ class DataLoaderWorkers:
             self._on_dump(self._dump.text)
         self._left.clear()
 
-    def _begin(self, pid: int) -> None:
+    def _start_dump(self, pid: int) -> None:
         self._pidfd = open_pidfd(pid)
         if (found := _read_stat(pid, self._parents[pid])) is None or found[1] is not None or found[2]:
             self._close()  # it has ended or was stopped in the meantime

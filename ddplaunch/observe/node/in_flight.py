@@ -11,7 +11,7 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.agent.rank_files import MAX_ERROR_FILE_BYTES
 
 
-def read_in_flight(path: str) -> tuple[str, str] | None:
+def read_handled_exception(path: str) -> tuple[str, str] | None:
     """Read message and traceback of the newest exception that a rank is handling and that will end its program.
 
     None if the rank handles no exception, or catches all that it handles.

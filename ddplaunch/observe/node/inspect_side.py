@@ -27,7 +27,7 @@ from ddplaunch.observe.diagnosis.inspection import CollectiveArrivals, Detail, I
 from ddplaunch.observe.diagnosis.rank_position import may_wait_for_thread
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 from ddplaunch.observe.messages import ArrivalsReported, CrashInspected, CrashSeen
-from ddplaunch.observe.node.in_flight import read_in_flight
+from ddplaunch.observe.node.in_flight import read_handled_exception
 from ddplaunch.observe.node.node_inspections import NodeInspections
 from ddplaunch.observe.node.programs import inspect_programs
 from ddplaunch.observe.node.stall_detector import StallDetector
@@ -153,7 +153,7 @@ class InspectSide(NodeSide):
     def _read_arrivals(self, ranks: NodeRanks, rank: int) -> None:
         path = ranks.rank_file_path(rank, "trace.json")
         if path and os.path.exists(path):
-            self._arrivals += read_trace_file(path, rank, ranks.plan.world_size)
+            self._arrivals += read_arrivals_file(path, rank, ranks.plan.world_size)
 
     def on_crash(self, rank: int) -> bool:
         ranks = self._ranks
@@ -175,21 +175,21 @@ class InspectSide(NodeSide):
 
     def find_exception(self, rank: int) -> tuple[str, str] | None:
         path = self._ranks.rank_file_path(rank, "json.in-flight") if self._ranks else None
-        return read_in_flight(path) if path and os.path.exists(path) else None
+        return read_handled_exception(path) if path and os.path.exists(path) else None
 
     def on_inspect_key(self) -> None:
         context = self._context
         context.screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
-        inspect_job(context.job.rpc, Detail.WAITS, context.loop.guard(self._show))
+        inspect_job(context.job.rpc, Detail.WAITS, context.loop.guard(self._show_inspection))
 
-    def _show(self, inspection: Inspection) -> None:
+    def _show_inspection(self, inspection: Inspection) -> None:
         page = render_stacks(inspection)
         text, fields = "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}
         lines = page if self._context.config.screen.colour else click.unstyle(page)
         self._context.screen.show_message(LogMessage(STACKS, text, fields, lines))
 
 
-def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
+def read_arrivals_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
     """Read and remove the file in which a rank recorded when it arrived at its last collectives.
 
     Empty if it is truncated, as on a full disk.

@@ -32,12 +32,12 @@ from ddplaunch.observe.diagnosis.inspection import (
 from ddplaunch.observe.diagnosis.rank_position import (
     DATALOADER_WAIT_TEXT,
     WAITS_FOR_CHILDREN,
-    describe_other_wait,
+    describe_noncollective_wait,
 )
-from ddplaunch.observe.diagnosis.stack_parser import find_stage, parse_dump
+from ddplaunch.observe.diagnosis.stack_parser import find_stage_outside_program, parse_dump
 from ddplaunch.observe.diagnosis.waits import ranks_to_query
 from ddplaunch.observe.node import dataloader_workers
-from ddplaunch.observe.node.rank_reply import RankReply, apply_group_states, apply_last_collectives
+from ddplaunch.observe.node.rank_reply import RankReply, add_group_states, add_last_collectives
 from ddplaunch.observe.node.rank_stack_dump import ENDING_ERROR, REPLACED_ERROR, SIGNAL_WAIT_ERROR
 
 RECHECK_INTERVAL_S = 0.1  # between the two reads of the collectives: a rank that moves is not waiting
@@ -91,7 +91,7 @@ INSPECTION_TRANSITIONS: Transitions[InspectionPhase, InspectionStep] = {
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-class Begun(MachineEvent, frozen=True):
+class InspectionBegun(MachineEvent, frozen=True):
     """The inspection begins, with what is known of each rank without a reply from that rank."""
 
     inspected: Mapping[int, RankInspection]
@@ -100,20 +100,20 @@ class Begun(MachineEvent, frozen=True):
     reasons: Mapping[int, str]  # why a rank cannot be inspected
 
 
-class Requested(MachineEvent, frozen=True):
+class StatesRequested(MachineEvent, frozen=True):
     """Reply to ``Request``: the ranks that can reply, to which the request was sent."""
 
     ranks: frozenset[int]
 
 
-class Replied(MachineEvent, frozen=True):
+class RankReplied(MachineEvent, frozen=True):
     """A rank has replied to a request for the state of its collectives."""
 
     rank: int
     reply: RankReply
 
 
-class Polled(MachineEvent, frozen=True):
+class DumpsPolled(MachineEvent, frozen=True):
     """Reply to ``Poll``: which ranks have a process, and whether a dump is not complete yet."""
 
     is_recorded = False
@@ -122,7 +122,7 @@ class Polled(MachineEvent, frozen=True):
     is_dumping: bool
 
 
-class Dump(Struct, frozen=True):
+class StackDump(Struct, frozen=True):
     """The text of a rank's stack dump, or why there is none."""
 
     text: bytes | None
@@ -132,12 +132,12 @@ class Dump(Struct, frozen=True):
 class DumpsCollected(MachineEvent, frozen=True):
     """Reply to ``CollectDumps``; ``awaiting``: ranks that have a process and a channel now."""
 
-    dumps: Mapping[int, Dump]
+    dumps: Mapping[int, StackDump]
     awaiting: frozenset[int]
 
 
-class WorkersCollected(MachineEvent, frozen=True):
-    """Reply to ``CollectWorkers``: the child processes of each rank, with their stacks."""
+class WorkerDumpsCollected(MachineEvent, frozen=True):
+    """Reply to ``CollectWorkerDumps``: the child processes of each rank, with their stacks."""
 
     workers: Mapping[int, tuple[Worker, ...]]
 
@@ -160,20 +160,20 @@ class StartDump(Command, frozen=True):
 
 
 class Request(Command, frozen=True):
-    """Ask ranks how far they are; with ``details``, also for their last collectives. The reply is ``Requested``."""
+    """Ask ranks how far they are; with ``details``, also for the last collectives. Reply: ``StatesRequested``."""
 
     ranks: tuple[int, ...]
     details: bool
 
 
-class StopListening(Command, frozen=True):
+class StopAwaitingReplies(Command, frozen=True):
     """Do not wait for replies of these ranks any more."""
 
     ranks: tuple[int, ...]
 
 
 class Poll(Command, frozen=True):
-    """Check whether stack dumps are complete; ``later``: after a short delay. The reply is ``Polled``."""
+    """Check whether stack dumps are complete; ``later``: after a short delay. The reply is ``DumpsPolled``."""
 
     later: bool = False
 
@@ -182,15 +182,15 @@ class CollectDumps(Command, frozen=True):
     """Collect the stack dumps, and discard incomplete ones; the reply is ``DumpsCollected``."""
 
 
-class StartWorkers(Command, frozen=True):
+class StartWorkerDumps(Command, frozen=True):
     """Begin to dump the stacks of a rank's child processes; ``of_loader``: only the workers of its DataLoader."""
 
     rank: int
     of_loader: bool
 
 
-class CollectWorkers(Command, frozen=True):
-    """Collect the stacks of child processes, and discard incomplete ones; the reply is ``WorkersCollected``."""
+class CollectWorkerDumps(Command, frozen=True):
+    """Collect the stacks of child processes, and discard incomplete ones; the reply is ``WorkerDumpsCollected``."""
 
 
 class ReadStates(Command, frozen=True):
@@ -199,14 +199,14 @@ class ReadStates(Command, frozen=True):
     later: bool = False
 
 
-class Finish(Command, frozen=True):
+class FinishInspection(Command, frozen=True):
     """Report the inspection, which is complete."""
 
     inspection: Inspection
 
 
 class InspectionMachine(Machine):
-    """Inspects the ranks of a node once, from ``Begun`` until ``Finish``."""
+    """Inspects the ranks of a node once, from ``Begun`` until ``FinishInspection``."""
 
     def __init__(self, detail: Detail, world_size: int, folder: str, *, began: float, timeout_s: float) -> None:
         """``folder``: of the job; ``began``: on the monotonic clock."""
@@ -228,19 +228,19 @@ class InspectionMachine(Machine):
 
     def _handle(self, event: MachineEvent, now: Now) -> None:
         match event:
-            case Begun():
+            case InspectionBegun():
                 self._on_begun(event, now)
-            case Requested(ranks=ranks):
+            case StatesRequested(ranks=ranks):
                 self._pending = {*ranks}
                 self._do(Poll())
-            case Replied(rank=rank, reply=reply) if rank in self._pending:
+            case RankReplied(rank=rank, reply=reply) if rank in self._pending:
                 self._on_reply(rank, reply)
-            case Polled(alive=alive, is_dumping=is_dumping):
+            case DumpsPolled(alive=alive, is_dumping=is_dumping):
                 self._on_polled(alive, now, is_dumping=is_dumping)
             case DumpsCollected(dumps=dumps, awaiting=awaiting):
                 self._add_stacks(dumps)
                 self._start_workers(awaiting, now)
-            case WorkersCollected(workers=workers):
+            case WorkerDumpsCollected(workers=workers):
                 self._on_workers(workers, now)
             case DeadlineDue():
                 self._recheck_at = None
@@ -251,12 +251,12 @@ class InspectionMachine(Machine):
     def _take_step(self, step: InspectionStep) -> None:
         self.phase = next_phase(INSPECTION_TRANSITIONS, self.phase, step)
 
-    def _limit_part(self, seconds: float, now: Now) -> None:
+    def _set_phase_deadline(self, seconds: float, now: Now) -> None:
         self._part_deadline = min(now.mono + seconds, self._deadline)
 
     # ----------------------------------------------------------------------------------------- dumps and the first read
 
-    def _on_begun(self, begun: Begun, now: Now) -> None:
+    def _on_begun(self, begun: InspectionBegun, now: Now) -> None:
         self._found = dict(begun.inspected)
         if self._detail in (Detail.STACKS, Detail.WAITS):
             for rank, inspected in begun.inspected.items():
@@ -282,12 +282,12 @@ class InspectionMachine(Machine):
         ranks = only if only is not None else tuple(self._found)
         running = tuple(rank for rank in ranks if self._found[rank].condition is not ProcessCondition.STOPPED)
         timeout_s = READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found) if only is None else DETAILS_TIMEOUT_S
-        self._limit_part(timeout_s, now)
+        self._set_phase_deadline(timeout_s, now)
         self._do(Request(running, only is not None))
 
     def _on_reply(self, rank: int, reply: RankReply) -> None:
         self._pending.discard(rank)
-        self._do(StopListening((rank,)))
+        self._do(StopAwaitingReplies((rank,)))
         if rank in self._unconfirmed:
             self._start_dump(rank)
         inspected = self._found[rank]
@@ -303,10 +303,10 @@ class InspectionMachine(Machine):
             return replace(inspected, answers=reply.initialised or None, arrivals=tuple(arrivals))
         if self._round == 1:
             self._counts[rank], self._outer[rank] = reply.groups, reply.outer
-            return apply_group_states(inspected, reply)
+            return add_group_states(inspected, reply)
         if self._round > 2:
-            return apply_last_collectives(inspected, reply)
-        again = apply_group_states(inspected, reply)
+            return add_last_collectives(inspected, reply)
+        again = add_group_states(inspected, reply)
         if rank not in self._counts:  # its first reply: there is nothing to compare it with
             return again
         moved = again.groups != inspected.groups or reply.groups != self._counts[rank]
@@ -324,12 +324,12 @@ class InspectionMachine(Machine):
         if (self._pending & alive or is_dumping) and now.mono < self._part_deadline:
             return self._do(Poll(later=True))
         if self._pending:
-            self._do(StopListening(tuple(self._pending)))
+            self._do(StopAwaitingReplies(tuple(self._pending)))
         for rank in self._pending & alive if self._round == 1 else ():
             self._found[rank] = replace(self._found[rank], answers=False)
         self._pending.clear()
         if self.phase is InspectionPhase.WORKERS:
-            self._do(CollectWorkers())
+            self._do(CollectWorkerDumps())
         elif self._detail is Detail.LATENESS:
             self._end(now)
         elif self._round == 1:
@@ -337,14 +337,14 @@ class InspectionMachine(Machine):
         else:
             self._read_details(now)
 
-    def _add_stacks(self, dumps: Mapping[int, Dump]) -> None:
+    def _add_stacks(self, dumps: Mapping[int, StackDump]) -> None:
         for rank, dump in dumps.items():
             inspected, outer, text, why_not = self._found[rank], self._outer.get(rank, b""), dump.text, dump.why_not
             if why_not == SIGNAL_WAIT_ERROR and outer:  # they begin at the innermost frame
                 why_not, text, outer = "", outer.replace(b"Outer frames", b"Current thread 0x0"), b""
             threads = parse_dump(text, self._folder, outer=outer) if text else ()
             condition = _CONDITION_BY_DUMP_ERROR.get(why_not, inspected.condition)
-            stage = find_stage(text or b"", threads)
+            stage = find_stage_outside_program(text or b"", threads)
             self._found[rank] = replace(
                 inspected, condition=condition, threads=threads, no_stack=why_not, outside=stage
             )
@@ -354,9 +354,9 @@ class InspectionMachine(Machine):
     def _start_workers(self, awaiting: frozenset[int], now: Now) -> None:
         self._take_step(InspectionStep.DUMP_WORKERS)
         for rank, found in self._found.items():
-            if rank in awaiting and (words := describe_other_wait(found)) in WAITS_FOR_CHILDREN:
-                self._do(StartWorkers(rank, words == DATALOADER_WAIT_TEXT))
-        self._limit_part(dataloader_workers.TOTAL_TIMEOUT_S, now)
+            if rank in awaiting and (words := describe_noncollective_wait(found)) in WAITS_FOR_CHILDREN:
+                self._do(StartWorkerDumps(rank, words == DATALOADER_WAIT_TEXT))
+        self._set_phase_deadline(dataloader_workers.TOTAL_TIMEOUT_S, now)
         self._do(Poll())
 
     def _on_workers(self, workers: Mapping[int, tuple[Worker, ...]], now: Now) -> None:
@@ -370,7 +370,7 @@ class InspectionMachine(Machine):
 
     def _read_details(self, now: Now) -> None:
         """Request the last collectives of the ranks that decide who waits for whom; of more ranks where needed."""
-        wanted = ranks_to_query(self._build(now))
+        wanted = ranks_to_query(self._build_inspection(now))
         if wanted and self._round < _MAX_ROUNDS:
             self._read(now, wanted)
         else:
@@ -378,7 +378,7 @@ class InspectionMachine(Machine):
 
     def _end(self, now: Now) -> None:
         self._take_step(InspectionStep.END)
-        self._limit_part(EXIT_STATUS_TIMEOUT_S, now)
+        self._set_phase_deadline(EXIT_STATUS_TIMEOUT_S, now)
         self._do(ReadStates())
 
     def _on_states(self, states: StatesRead, now: Now) -> None:
@@ -390,7 +390,7 @@ class InspectionMachine(Machine):
         if states.awaited and now.mono < self._part_deadline:
             return self._do(ReadStates(later=True))
         self._take_step(InspectionStep.FINISH)
-        self._do(Finish(self._build(now)))
+        self._do(FinishInspection(self._build_inspection(now)))
 
-    def _build(self, now: Now) -> Inspection:
+    def _build_inspection(self, now: Now) -> Inspection:
         return Inspection(now.wall, tuple(self._found[rank] for rank in sorted(self._found)), self._world_size)

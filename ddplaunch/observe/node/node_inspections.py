@@ -77,7 +77,7 @@ class NodeInspections:
         request = self._queue[0]
         ranks, timeout_s = request.ranks, max(0.0, request.deadline - time.monotonic())
         if self._broken:
-            return self._post_nothing(ranks)
+            return self._post_empty_inspection(ranks)
         isolated = IsolatedLoop(self._loop, "the inspection of ranks", self._note)
         isolated.on_error = partial(self._failed, ranks)
         inspector = RankInspector(isolated, ranks, request.detail, self._post, timeout_s=timeout_s)
@@ -88,9 +88,9 @@ class NodeInspections:
         self._broken = True
         for channel in ranks.channels.values():
             channel.clear_reply_handler()
-        self._post_nothing(ranks)
+        self._post_empty_inspection(ranks)
 
-    def _post_nothing(self, ranks: NodeRanks) -> None:
+    def _post_empty_inspection(self, ranks: NodeRanks) -> None:
         """Reply with an empty inspection: the coordinator may be waiting for it before it stops the ranks."""
         self._post(Inspection(time.time(), (), ranks.plan.world_size))
 

@@ -19,11 +19,11 @@ from ddplaunch.core.machine import Command
 from ddplaunch.core.machine_driver import MachineDriver
 from ddplaunch.observe.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
 from ddplaunch.observe.node import inspection_machine as machine
-from ddplaunch.observe.node.dataloader_workers import DataLoaderWorkers
+from ddplaunch.observe.node.dataloader_workers import WorkerStackDumps
 from ddplaunch.observe.node.inspection_machine import InspectionMachine
 from ddplaunch.observe.node.rank_reply import RankReply
 from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR, RankStackDump
-from ddplaunch.observe.node.system_calls import ends_at_any_signal, read_sleeps
+from ddplaunch.observe.node.system_calls import ends_at_any_signal, read_blocking_calls
 from ddplaunch.system.processes.proc_utils import read_stat
 from ddplaunch.system.target.target import TargetKind
 
@@ -51,21 +51,21 @@ class RankInspector:
         inspection = InspectionMachine(detail, ranks.plan.world_size, folder, began=began, timeout_s=timeout_s)
         self._post = MachineDriver(loop, inspection, self._execute).post
         self._dumps: dict[int, RankStackDump] = {}
-        self._workers: dict[int, DataLoaderWorkers] = {}
+        self._workers: dict[int, WorkerStackDumps] = {}
 
     def begin(self) -> None:
         inspected = {rank.rank: self._read_process_state(rank.rank) for rank in self._ranks.plan.local_ranks}
         if self._detail in (Detail.STATE, Detail.WAITS):
-            self._add_sleeps(inspected)  # before a stack signal interrupts them
+            self._add_blocking_calls(inspected)  # before a stack signal interrupts them
         channels = self._ranks.channels
         with_thread, reasons = frozenset[int](), dict[int, str]()
         if self._detail in (Detail.STACKS, Detail.WAITS):
             reasons = {rank: why for rank in self._alive if (why := why_not_inspectable(self._ranks, rank))}
             with_thread = frozenset(rank for rank in self._alive - reasons.keys() if channels[rank].has_thread)
             for rank in self._alive - reasons.keys() - with_thread:  # without a process group
-                library = _find_library(self._ranks.processes[rank].pid)
+                library = _find_communication_library(self._ranks.processes[rank].pid)
                 inspected[rank] = replace(inspected[rank], library=library)
-        self._post(machine.Begun(inspected, self._alive, with_thread, reasons))
+        self._post(machine.InspectionBegun(inspected, self._alive, with_thread, reasons))
 
     @property
     def _alive(self) -> frozenset[int]:
@@ -77,7 +77,7 @@ class RankInspector:
                 self._start_dump(rank, condition)
             case machine.Request(ranks=ranks, details=details):
                 self._request(ranks, details=details)
-            case machine.StopListening(ranks=ranks):
+            case machine.StopAwaitingReplies(ranks=ranks):
                 for rank in self._ranks.channels.keys() & ranks:
                     self._ranks.channels[rank].clear_reply_handler()
             case machine.Poll(later=True):
@@ -86,21 +86,21 @@ class RankInspector:
                 self._poll()
             case machine.CollectDumps():
                 self._collect_dumps()
-            case machine.StartWorkers(rank=rank, of_loader=of_loader):
+            case machine.StartWorkerDumps(rank=rank, of_loader=of_loader):
                 process, channel = self._ranks.processes[rank], self._ranks.channels[rank]
-                self._workers[rank] = DataLoaderWorkers(process, channel, of_loader=of_loader)
-            case machine.CollectWorkers():
+                self._workers[rank] = WorkerStackDumps(process, channel, of_loader=of_loader)
+            case machine.CollectWorkerDumps():
                 for workers in self._workers.values():
                     workers.give_up()
                 self._post(
-                    machine.WorkersCollected({rank: tuple(each.inspected) for rank, each in self._workers.items()})
+                    machine.WorkerDumpsCollected({rank: tuple(each.inspected) for rank, each in self._workers.items()})
                 )
                 self._workers.clear()
             case machine.ReadStates(later=True):
                 self._loop.call_later(_POLL_INTERVAL_S, self._read_states)
             case machine.ReadStates():
                 self._read_states()
-            case machine.Finish(inspection=inspection):
+            case machine.FinishInspection(inspection=inspection):
                 self._on_done(inspection)
             case _:
                 raise AssertionError(command)
@@ -120,9 +120,9 @@ class RankInspector:
         cpu = sum(map(int, fields[11:15])) / _TICK
         return RankInspection(number, host, process.pid, condition, cpu=cpu)
 
-    def _add_sleeps(self, found: dict[int, RankInspection]) -> None:
+    def _add_blocking_calls(self, found: dict[int, RankInspection]) -> None:
         pids = {rank: process.pid for rank, process in self._ranks.processes.items()}
-        for rank, sleep in read_sleeps(pids, self._ranks.plan.master_port).items():
+        for rank, sleep in read_blocking_calls(pids, self._ranks.plan.master_port).items():
             found[rank] = replace(found[rank], awaits=sleep.awaits, asleep=sleep.description, lock_holder=sleep.holder)
 
     def _start_dump(self, number: int, condition: ProcessCondition) -> None:
@@ -145,19 +145,19 @@ class RankInspector:
             # "e": also its last collectives, and all frames of its main thread
             is_plain = not details and not ends_at_any_signal(self._ranks.processes[number].pid)
             channel.request(b"s" if is_plain else b"e", on_reply)
-        self._post(machine.Requested(frozenset(number for number, _ in asked)))
+        self._post(machine.StatesRequested(frozenset(number for number, _ in asked)))
 
     def _on_reply(self, number: int, line: bytes) -> None:
         try:
             reply = RankReply.parse(line)
         except ValueError:
             return  # the program has written to the channel
-        self._post(machine.Replied(number, reply))
+        self._post(machine.RankReplied(number, reply))
 
     def _poll(self) -> None:
         is_dumping = any([dump.poll() for dump in self._dumps.values()])
         is_dumping |= any([workers.poll() for workers in self._workers.values()])
-        self._post(machine.Polled(self._alive, is_dumping))
+        self._post(machine.DumpsPolled(self._alive, is_dumping))
 
     def _collect_dumps(self) -> None:
         collected = {}
@@ -166,7 +166,7 @@ class RankInspector:
             if dump.why_not == NO_SIGNAL_ERROR:
                 # Not again: what the program prints about the signal would look like progress.
                 self._ranks.channels[number].stack_signals = (0, 0)
-            collected[number] = machine.Dump(dump.text, dump.why_not)
+            collected[number] = machine.StackDump(dump.text, dump.why_not)
         self._dumps.clear()
         self._post(machine.DumpsCollected(collected, self._alive & self._ranks.channels.keys()))
 
@@ -176,7 +176,7 @@ class RankInspector:
         self._post(machine.StatesRead(ended, self._alive & ended.keys()))
 
 
-def _find_library(pid: int) -> str:
+def _find_communication_library(pid: int) -> str:
     """Return "torchcomms" if a process has loaded this communication library, which keeps its own records; else "".
 
     The kernel's list of mapped files is read, as the rank may be in a call of that library and not reply.

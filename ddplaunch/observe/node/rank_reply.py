@@ -6,12 +6,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.observe.diagnosis.flight_recorder import (
+    group_states_from_counts,
     name_groups,
-    parse_call,
+    parse_active_call,
     parse_group_counts,
+    parse_group_states,
     parse_last_collectives,
-    parse_states,
-    states_without_recorder,
 )
 from ddplaunch.observe.diagnosis.inspection import RankInspection
 
@@ -33,19 +33,19 @@ class RankReply(Struct, frozen=True):
         return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
 
 
-def apply_group_states(inspected: RankInspection, reply: RankReply) -> RankInspection:
+def add_group_states(inspected: RankInspection, reply: RankReply) -> RankInspection:
     """Return the inspection with the states of the rank's groups. ValueError or TypeError: the reply is malformed."""
     known = parse_group_counts(reply.groups)
-    inspected = replace(inspected, inside=parse_call(reply.call))
-    groups = tuple(state for trace in reply.traces for state in name_groups(parse_states(trace), known))
+    inspected = replace(inspected, inside=parse_active_call(reply.call))
+    groups = tuple(state for trace in reply.traces for state in name_groups(parse_group_states(trace), known))
     if not groups and any(count > 0 for count in known.values()):  # an older torch, or a recorder without a buffer
-        return replace(inspected, answers=None, groups=states_without_recorder(known))
+        return replace(inspected, answers=None, groups=group_states_from_counts(known))
     return replace(inspected, answers=True if reply.initialised and reply.traces else None, groups=groups)
 
 
-def apply_last_collectives(inspected: RankInspection, reply: RankReply) -> RankInspection:
+def add_last_collectives(inspected: RankInspection, reply: RankReply) -> RankInspection:
     """Return the inspection with the rank's last collectives. ValueError or TypeError: the reply is malformed."""
-    groups, known = apply_group_states(inspected, reply).groups, parse_group_counts(reply.groups)
+    groups, known = add_group_states(inspected, reply).groups, parse_group_counts(reply.groups)
     unused = {group.group for group, count in known.items() if count == 0}  # recorded are those of a destroyed group
     recorded = (each for trace in reply.traces for each in parse_last_collectives(trace))
     last = tuple(each for each in recorded if each.group not in unused)

@@ -19,7 +19,7 @@ from ddplaunch.base.safe_files import list_dir
 from ddplaunch.core.agent.node_ranks import RankProcess
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition
 from ddplaunch.observe.node.system_calls import ends_at_any_signal
-from ddplaunch.system.processes.proc_utils import contains_signal, is_caught, read_signal_sets
+from ddplaunch.system.processes.proc_utils import catches_signal, contains_signal, read_signal_sets
 
 REPLACED_ERROR = "it has been replaced by another program (exec)"
 NO_SIGNAL_ERROR = "no free signal for it"
@@ -89,7 +89,7 @@ class RankStackDump:
             if len(complete) > 1:
                 self._finish(text=complete[0])
             elif not self._second_sent:
-                self._maybe_send_second()
+                self._maybe_send_second_signal()
             # While it writes, the signal is blocked in its thread; before that it is pending.
             elif not any(contains_signal(each, self._signals[1]) for each in signals):
                 if at_once:
@@ -98,7 +98,7 @@ class RankStackDump:
                     self._finish(NO_SIGNAL_ERROR)  # a handler of the program got it
         return self.text is None and not self.why_not
 
-    def _maybe_send_second(self) -> None:
+    def _maybe_send_second_signal(self) -> None:
         """Send the second signal, if there is one, once it is clear that Python does not handle the first."""
         if not self._signals[1]:
             return
@@ -108,7 +108,7 @@ class RankStackDump:
                 file.read().rpartition(b")")[2].split()[0] in b"SD"
             )  # of the main thread: /proc/PID/stat adds up all
         if since > _RUNNING_DELAY_S or (since > _SLEEPING_DELAY_S and slept and self._asleep):
-            if not is_caught(self._process.pid, self._signals[1]):
+            if not catches_signal(self._process.pid, self._signals[1]):
                 return self._finish("it has ended")
             self._second_sent = time.monotonic()
             self._process.send(self._signals[1])

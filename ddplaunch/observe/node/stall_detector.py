@@ -24,7 +24,7 @@ from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.observe.diagnosis.rank_position import may_wait
-from ddplaunch.observe.diagnosis.stall_check import is_working
+from ddplaunch.observe.diagnosis.stall_check import may_be_busy
 from ddplaunch.observe.messages import StallSuspected
 from ddplaunch.observe.node.tree_usage import TreeUsage, read_tree_usage, withheld_cpu_s
 from ddplaunch.observe.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
@@ -143,7 +143,7 @@ class StallDetector:
     def _silence_s(self, ranks: NodeRanks) -> float:
         """Seconds since a rank last printed something or called ``runtime.working``."""
         for number, printed in self._printed.items():
-            self._printed[number] = max(printed, ranks.last_keep_alive(number))
+            self._printed[number] = max(printed, ranks.last_keep_alive_at(number))
         return time.monotonic() - max(self._printed.values(), default=0.0)
 
     def _on_timer(self) -> None:
@@ -191,7 +191,7 @@ class StallDetector:
         if not self._was_waiting:  # nothing to compare with yet
             self._was_waiting = True
             return self._schedule(pause)
-        is_awaited_busy = any(is_working(rank) for rank in inspection.ranks if rank not in waiting)
+        is_awaited_busy = any(may_be_busy(rank) for rank in inspection.ranks if rank not in waiting)
         lasted = min((rank.standstill or 0.0 for rank in waiting), default=0.0)
         if still and (lasted >= BUSY_WAIT_S or not is_awaited_busy):
             self._send(StallSuspected(ranks.number))
@@ -203,7 +203,7 @@ class StallDetector:
             return
         inspection = self._add_measurements(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
-        kept_alive = max(map(ranks.last_keep_alive, self._printed), default=0.0)  # counts, unlike output
+        kept_alive = max(map(ranks.last_keep_alive_at, self._printed), default=0.0)  # counts, unlike output
         long = any((rank.standstill or 0.0) >= LONG_WAIT / 2 - MAX_WAKE_DELAY_S for rank in waiting)
         if long and time.monotonic() - kept_alive > LONG_WAIT / 2:
             self._send(StallSuspected(ranks.number))
@@ -221,13 +221,13 @@ class StallDetector:
     ) -> Callable[[Inspection], None]:
         """Wrap the callback of another inspection: also record since when the ranks' collectives are unchanged."""
 
-        def note(inspection: Inspection) -> None:
+        def record_progress(inspection: Inspection) -> None:
             if ranks is not None and ranks is self._ranks:
                 for rank in inspection.ranks:
                     self._time_since_progress(rank, time.monotonic())
 
         def on_inspected(inspection: Inspection) -> None:
-            self._loop.guard(note)(inspection)
+            self._loop.guard(record_progress)(inspection)
             done(inspection)
 
         return on_inspected

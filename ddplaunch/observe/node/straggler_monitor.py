@@ -50,7 +50,7 @@ class StragglerMonitor:
         for timer in self._timers:
             timer.cancel()
         self._timers = (
-            [self._loop.call_later(NAME_DELAY_S, self._on_name_delay)]
+            [self._loop.call_later(NAME_DELAY_S, self._on_report_delay)]
             if self._remaining() or self._has_unstarted
             else []
         )
@@ -74,7 +74,7 @@ class StragglerMonitor:
         elif self._remaining():
             self._send(StragglersFound(self._ranks.number))
 
-    def _on_name_delay(self) -> None:
+    def _on_report_delay(self) -> None:
         if self._has_unstarted or self._ranks.is_holding:
             self.start_timers()
         elif self._remaining():
@@ -87,18 +87,18 @@ class StragglerMonitor:
     def _on_failed(self, rank: int, what: str) -> None:
         """Called when a rank's program has failed; the process runs on for its threads and ``atexit`` handlers."""
         if not self._failed:
-            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
+            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed_ranks))
         self._failed[rank] = what
 
-    def _inspect_failed(self) -> None:
+    def _inspect_failed_ranks(self) -> None:
         if self._ranks.is_holding:
-            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
+            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed_ranks))
         elif any(each.rank.rank in self._failed for each in self._remaining()):
-            self._inspect(self._ranks, self._note_failed)
+            self._inspect(self._ranks, self._report_failed_ranks)
         else:
             self._failed.clear()
 
-    def _note_failed(self, inspection: Inspection) -> None:
+    def _report_failed_ranks(self, inspection: Inspection) -> None:
         failed, self._failed = self._failed, {}
         groups: dict[tuple[str, str], list[RankProcess]] = {}  # by what they did, and what they do now
         for process in self._remaining():
@@ -114,11 +114,11 @@ class StragglerMonitor:
         new = {key: some for key, some in groups.items() if key not in self._noted}
         self._noted.update(new)
         for (how, place), some in list(new.items())[:MAX_LISTED_NAMES]:
-            self._notify(self._format_failed(some, how) + (f": {place}" if place else ""))
+            self._notify(self._format_failed_ranks(some, how) + (f": {place}" if place else ""))
         if (more := sum(map(len, list(new.values())[MAX_LISTED_NAMES:]))) > 0:
             self._notify(f"{format_count(more, 'more rank')} failed, but did not exit")
 
-    def _format_failed(self, ranks: Sequence[RankProcess], how: str) -> str:
+    def _format_failed_ranks(self, ranks: Sequence[RankProcess], how: str) -> str:
         """Format "rank 1 on n1 (pid 4711) has raised ValueError, but is still running"; several ranks in the plural."""
         host = ranks[0].rank.host
         on = f" on {host}" if self._ranks.plan.nnodes > 1 and host else ""

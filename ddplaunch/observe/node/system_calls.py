@@ -54,7 +54,7 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 _GLOO_THREAD = "pt_gloo_runloop\n"
 
 
-class Sleep(NamedTuple):
+class BlockingCall(NamedTuple):
     """The system call that the main thread of a rank sleeps in."""
 
     description: str = ""  # "waits for a file lock"; "asleep" if the call does not show for what; "" if unknown
@@ -62,22 +62,22 @@ class Sleep(NamedTuple):
     holder: int | None = None  # the rank that holds the lock it waits for
 
 
-def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
+def read_blocking_calls(pids: Mapping[int, int], store: int) -> dict[int, BlockingCall]:
     """Read the system call that each rank's main thread sleeps in; ``store``: the port of the job's store."""
-    sleeps: dict[int, Sleep] = {}
+    sleeps: dict[int, BlockingCall] = {}
     sockets: dict[int, int] = {}
     for rank, pid in pids.items():
         words, socket = _call(pid)
         if words:
-            sleeps[rank] = Sleep(words)
+            sleeps[rank] = BlockingCall(words)
         if socket:
             sockets[rank] = socket
     if sockets and store:
         ends = {each.inode for each in list_connections(store)}
-        sleeps |= {rank: Sleep(awaits=STORE) for rank, number in sockets.items() if number in ends}
+        sleeps |= {rank: BlockingCall(awaits=STORE) for rank, number in sockets.items() if number in ends}
     if left := {rank: number for rank, number in sockets.items() if rank not in sleeps}:
         every = {each.inode: each for each in list_connections()}
-        sleeps |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
+        sleeps |= {rank: BlockingCall(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
     if any(each.description == FILE_LOCK for each in sleeps.values()):
         ranks = {pid: rank for rank, pid in pids.items()}
         holders = _lock_holders()

@@ -94,14 +94,14 @@ def _read_threads(pid: int, *, has_loops: bool) -> tuple[dict[int, ThreadTime], 
             with suppress(OSError, ValueError, IndexError):
                 with open(f"{thread.path}/schedstat", "rb") as file:
                     used, waited = (int(word) / 1e9 for word in file.read().split()[:2])
-                if has_loops and _is_loop_thread(thread.path):
+                if has_loops and _is_gloo_thread(thread.path):
                     idle_s += used
                 else:
                     found[int(thread.name)] = ThreadTime(used, waited)
     return found, idle_s
 
 
-def _is_loop_thread(path: str) -> bool:
+def _is_gloo_thread(path: str) -> bool:
     with open(f"{path}/comm", "rb") as name:
         return name.read().strip() in _LOOPS
 

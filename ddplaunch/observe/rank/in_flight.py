@@ -21,7 +21,7 @@ MAX_EXCEPTIONS = 8  # of a chain of exceptions, each raised while the next one w
 _MAX_FRAMES = 100
 
 
-class InFlight:
+class HandledExceptionWriter:
     """Writes the exception that the main thread handles to a file, and removes the file when none is handled."""
 
     def __init__(self, path: str, main_thread: int) -> None:
@@ -63,14 +63,14 @@ def _describe_chain(error: BaseException | None, in_main: bool) -> list[dict[str
                 code = trace.tb_frame.f_code
                 frames.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
                 trace = trace.tb_next
-            name, message = type(error).__name__, "" if in_main and not _is_plain(error) else str(error)
+            name, message = type(error).__name__, "" if in_main and not _is_safe_to_format(error) else str(error)
             message = f"{name}: {message}" if message else name
             described.append({**location, "message": message, "traceback": "\n".join([*frames, message])})
         error = error.__context__
     return described
 
 
-def _is_plain(error: Exception) -> bool:
+def _is_safe_to_format(error: Exception) -> bool:
     """Whether ``str`` of the exception runs no code of the program."""
     plain = (bool, bytes, float, int, str, type(None))
     return type(type(error).__str__) is type(object.__str__) and all(type(each) in plain for each in error.args)

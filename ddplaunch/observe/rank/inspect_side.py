@@ -53,7 +53,7 @@ class Side:
         endpoint.before_request = self._report_lost_signals
         endpoint.set_handler(b"se", self._on_state_request)
         endpoint.set_handler(b"n", lambda line, frame: self._note_exception())
-        endpoint.set_handler(b"w", self._on_dump_request)
+        endpoint.set_handler(b"w", self._on_recorder_dump_request)
         try:
             self._stacks = stacks.StackWriter(endpoint)
             endpoint.send(b"h %d %d %d" % (self._stacks.first, self._stacks.second, self._stacks.fd))
@@ -88,7 +88,7 @@ class Side:
     # ----------------------------------------------------------------------------------------------------- requests
 
     def _report_lost_signals(self) -> None:
-        if self._stacks is not None and self._stacks.first and (left := self._stacks.signals_left()) < 2:
+        if self._stacks is not None and self._stacks.first and (left := self._stacks.count_handled_signals()) < 2:
             self._endpoint.send(b"x %d" % left)
 
     def _note_exception(self) -> None:
@@ -96,7 +96,7 @@ class Side:
         try:
             if self._in_flight_file and self._in_flight is None:
                 module = load_private_module("observe/rank/in_flight")
-                self._in_flight = module.InFlight(self._in_flight_file, self._endpoint.main_thread)
+                self._in_flight = module.HandledExceptionWriter(self._in_flight_file, self._endpoint.main_thread)
             if self._in_flight is not None:
                 self._in_flight.note()
         except Exception:
@@ -107,11 +107,11 @@ class Side:
             self._note_exception()
             self._endpoint.send(line + b" " + self._build_reply(details=line.startswith(b"e")))
 
-    def _on_dump_request(self, line: bytes, frame: FrameType | None) -> None:
+    def _on_recorder_dump_request(self, line: bytes, frame: FrameType | None) -> None:
         try:
             if frame is None:
                 _, limit, path = line.split(b" ", 2)
-                self._state.write_dump(os.fsdecode(path), int(limit))
+                self._state.write_flight_recorder_dump(os.fsdecode(path), int(limit))
         except Exception:
             pass  # the disk is full, or the folder was removed
 
@@ -134,11 +134,11 @@ class Side:
     # ------------------------------------------------------------------------------------------- the one-shot hook
 
     def _wrap_init_process_group(self, module: ModuleType) -> None:
-        _wrap_once(module, "init_process_group", lambda: self._on_first_group(module))
+        _hook_first_call(module, "init_process_group", lambda: self._on_first_group(module))
 
     def _wrap_rpc(self, module: ModuleType) -> None:
         for name in _RPC_FUNCTIONS:
-            _wrap_once(module, name, self._on_rpc)
+            _hook_first_call(module, name, self._on_rpc)
 
     def _on_first_group(self, module: ModuleType) -> None:
         if os.getpid() == self._endpoint.pid:
@@ -153,18 +153,18 @@ class Side:
         if self._state is None:
             self._module = module
             self._state = load_private_module("observe/rank/torch_state")
-            self._endpoint.start_thread(lambda: self._state.has_threads(module))
+            self._endpoint.start_thread(lambda: self._state.has_torch_threads(module))
 
 
-def _wrap_once(module: ModuleType, name: str, callback: Callable[[], None]) -> None:
+def _hook_first_call(module: ModuleType, name: str, callback: Callable[[], None]) -> None:
     """Replace a function, until its first call, in the closure of its decorator: no attribute of a module changes."""
     for cell in getattr(getattr(module, name, None), "__closure__", None) or ():
         found = cell.cell_contents
         if getattr(found, "__name__", "") == name:
-            cell.cell_contents = _CallOnce(cell, found, callback)
+            cell.cell_contents = _FirstCallHook(cell, found, callback)
 
 
-class _CallOnce:
+class _FirstCallHook:
     """Replacement of a function until its first call; it adds no frame to the stack of that call.
 
     The interpreter looks ``__call__`` up before a call, and the property acts then (slot_tp_call in

@@ -25,7 +25,7 @@ _MAX_BYTES = 1024  # of instructions before the call
 _MAX_ITEMS = 16
 
 
-class Unknown:
+class UnknownValue:
     """A value that is unknown without running code; ``function``: the function that would return it, if any."""
 
     def __init__(self, function: str = "") -> None:
@@ -41,12 +41,12 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
 
     A ``with`` statement calls ``__enter__``; from Python 3.14 on, that call is not found.
     """
-    instructions = _decode_last(frame)
+    instructions = _decode_last_instructions(frame)
     try:
-        reader = _Reader(frame, instructions)
+        reader = _ExpressionReader(frame, instructions)
         if instructions[-1][0] in _WITH:
             del instructions[-1]
-            return ("__enter__", reader.read(), Unknown()) if "__enter__" in names else None
+            return ("__enter__", reader.read(), UnknownValue()) if "__enter__" in names else None
         argument, method = reader.read_call()
         if method not in names:
             return None
@@ -55,7 +55,7 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
         return None
 
 
-def _decode_last(frame: FrameType) -> list[Instruction]:
+def _decode_last_instructions(frame: FrameType) -> list[Instruction]:
     """Decode the instructions up to the current one; ``dis`` would take half a second for a script of 2,000 lines."""
     code, opcode = frame.f_code, sys.modules["opcode"]
     raw, instructions, extended = code.co_code, [], 0
@@ -75,9 +75,12 @@ def _decode_last(frame: FrameType) -> list[Instruction]:
                 instructions.append((name, code.co_names[number >> shift]))
             elif name.count("load_fast") + name.count("store_fast") == 2:  # two in one, as of Python 3.13
                 first = "load_fast" if name.startswith("load") else "store_fast"
-                instructions += [(first, _variable(code, number >> 4)), ("load_fast", _variable(code, number & 15))]
+                instructions += [
+                    (first, _variable_name(code, number >> 4)),
+                    ("load_fast", _variable_name(code, number & 15)),
+                ]
             elif raw[at] in opcode.haslocal or raw[at] in opcode.hasfree:
-                instructions.append((name, _variable(code, number, is_free=raw[at] in opcode.hasfree)))
+                instructions.append((name, _variable_name(code, number, is_free=raw[at] in opcode.hasfree)))
             else:
                 instructions.append((name, number))
         except IndexError:  # its number has more in it than the name, as that of LOAD_SUPER_ATTR
@@ -85,13 +88,13 @@ def _decode_last(frame: FrameType) -> list[Instruction]:
     return instructions
 
 
-def _variable(code: CodeType, number: int, *, is_free: bool = False) -> str:
+def _variable_name(code: CodeType, number: int, *, is_free: bool = False) -> str:
     if sys.version_info >= (3, 11):
         return str(code._varname_from_oparg(number))  # type: ignore[attr-defined]
     return ((*code.co_cellvars, *code.co_freevars) if is_free else code.co_varnames)[number]
 
 
-class _Reader:
+class _ExpressionReader:
     """Reads expressions backwards, from the last instruction on."""
 
     def __init__(self, frame: FrameType, instructions: list[Instruction]) -> None:
@@ -109,13 +112,13 @@ class _Reader:
         if name not in ("load_attr", "load_method"):
             self._left.append((name, function))
             raise _UnreadableError
-        return arguments[-1] if arguments else Unknown(), function
+        return arguments[-1] if arguments else UnknownValue(), function
 
     def read(self) -> Any:
-        """Return the value of the expression that ends at the last unread instruction, or ``Unknown``."""
+        """Return the value of the expression that ends at the last unread instruction, or ``UnknownValue``."""
         name, value = self._left[-1]
         if name in _CALLS:
-            return self._read_result()
+            return self._read_call_result()
         self._left.pop()
         if name.startswith("load_fast") or name in ("load_name", "load_global", "load_deref", "load_classderef"):
             return self._look_up(value)
@@ -125,17 +128,17 @@ class _Reader:
             return _attribute(self.read(), value)
         if name in ("build_list", "build_tuple", "build_string"):
             items = [self.read() for _ in range(value)][::-1]
-            return _join(items) if name == "build_string" else items
+            return _join_strings(items) if name == "build_string" else items
         if name == "list_extend":
-            return [*_items(self.read()), *_items(self.read())]
+            return [*_list_items(self.read()), *_list_items(self.read())]
         if name == "format_simple" or (name == "format_value" and value == 0):
-            return _format(self.read())
+            return _format_value(self.read())
         if name.startswith("binary_"):
             key, of = self.read(), self.read()
-            return _item(key, of) if name == "binary_subscr" or value == _NB_SUBSCR else Unknown()
+            return _get_item(key, of) if name == "binary_subscr" or value == _NB_SUBSCR else UnknownValue()
         raise _UnreadableError
 
-    def _read_result(self) -> Unknown:
+    def _read_call_result(self) -> UnknownValue:
         before = list(self._left)
         try:
             _, function = self.read_call()
@@ -148,36 +151,36 @@ class _Reader:
             name, function = self._left.pop()
             if name not in ("load_global", "load_name") and not name.startswith("load_fast"):
                 raise
-        return Unknown(str(function))
+        return UnknownValue(str(function))
 
     def _look_up(self, name: str) -> Any:
         for known in (self._frame.f_locals, self._frame.f_globals):
             if name in known:
                 return known[name]
-        return Unknown()
+        return UnknownValue()
 
 
 def _attribute(value: Any, name: str) -> Any:
     """Return an attribute that is stored in the object's ``__dict__``: a property would run the program's code."""
     try:
-        return object.__getattribute__(value, "__dict__").get(name, Unknown())
+        return object.__getattribute__(value, "__dict__").get(name, UnknownValue())
     except AttributeError:
-        return Unknown()
+        return UnknownValue()
 
 
-def _item(key: Any, value: Any) -> Any:
+def _get_item(key: Any, value: Any) -> Any:
     if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
         return value[key]
-    return value.get(key, Unknown()) if type(value) is dict and type(key) in (str, int) else Unknown()
+    return value.get(key, UnknownValue()) if type(value) is dict and type(key) in (str, int) else UnknownValue()
 
 
-def _items(value: Any) -> list[Any]:
-    return list(value[:_MAX_ITEMS]) if type(value) in (list, tuple) else [Unknown()]
+def _list_items(value: Any) -> list[Any]:
+    return list(value[:_MAX_ITEMS]) if type(value) in (list, tuple) else [UnknownValue()]
 
 
-def _format(value: Any) -> Any:
-    return str(value) if type(value) in (str, int) else Unknown()
+def _format_value(value: Any) -> Any:
+    return str(value) if type(value) in (str, int) else UnknownValue()
 
 
-def _join(parts: list[Any]) -> Any:
-    return "".join(parts) if all(type(part) is str for part in parts) else Unknown()
+def _join_strings(parts: list[Any]) -> Any:
+    return "".join(parts) if all(type(part) is str for part in parts) else UnknownValue()

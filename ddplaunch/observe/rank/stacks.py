@@ -52,22 +52,22 @@ class StackWriter:
         # faulthandler restores this handler at the interpreter's end: a late signal must not kill the process.
         _signal.signal(self.second, _signal.SIG_IGN)
         faulthandler.register(self.second, file=self.fd, all_threads=True, chain=False)
-        endpoint.wake_signal, endpoint.can_wake = self.first, self._has_first
+        endpoint.wake_signal, endpoint.can_wake = self.first, self._handles_first_signal
 
-    def _has_first(self) -> bool:
+    def _handles_first_signal(self) -> bool:
         return _signal.getsignal(self.first) is _write_stacks
 
-    def signals_left(self) -> int:
+    def count_handled_signals(self) -> int:
         """Return how many of the two signals still have our handler; the kernel only shows that some handler is set.
 
         0 if only the second has: it is safe only when Python did not react to the first.
         """
-        if not self._has_first():
+        if not self._handles_first_signal():
             return 0
         return 2 if _signal.getsignal(self.second) == _signal.SIG_IGN else 1
 
     def stop(self) -> None:
-        if self.first and self._has_first():
+        if self.first and self._handles_first_signal():
             _signal.signal(self.first, _signal.SIG_IGN)  # its default, restored at the interpreter's end, kills
 
 
@@ -104,7 +104,7 @@ def format_outer_frames(frame: FrameType | None, skipped: int) -> bytes:
         frame = frame.f_back
     outer = frames[skipped:][-_MAX_OUTER_FRAMES:]
     lines = [f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}' for each in outer]
-    return _dump_section("Outer frames", lines) if lines else b""
+    return _format_section("Outer frames", lines) if lines else b""
 
 
 def _format_waiting_tasks(frame: FrameType | None) -> bytes:
@@ -164,9 +164,9 @@ def _format_task(head: str, tasks: list[Any]) -> bytes:
                 calls.insert(0, f'  File "{code.co_filename}", line {found.f_lineno} in {code.co_name}')
             at = getattr(at, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
         lines += calls
-    return _dump_section(head, lines)
+    return _format_section(head, lines)
 
 
-def _dump_section(head: str, lines: list[str]) -> bytes:
+def _format_section(head: str, lines: list[str]) -> bytes:
     text = [line.replace("\n", " ").replace("\0", " ") for line in (f"{head} (most recent call first):", *lines)]
     return "\n".join([*text, ""]).encode("ascii", "backslashreplace")

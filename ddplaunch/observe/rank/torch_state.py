@@ -42,7 +42,7 @@ def describe(module: ModuleType, *, details: bool) -> list[bytes]:
     return [*parts, *traces(details=details)]
 
 
-def has_threads(module: ModuleType) -> bool:
+def has_torch_threads(module: ModuleType) -> bool:
     """Whether torch has threads of its own: of a process group, or of RPC."""
     rpc = sys.modules.get("torch.distributed.rpc.api")
     return bool(module.is_initialized() or (rpc and rpc._is_current_rpc_agent_set()))
@@ -56,7 +56,7 @@ def traces(*, details: bool) -> list[bytes]:
     return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
 
 
-def write_dump(path: str, max_bytes: int) -> None:
+def write_flight_recorder_dump(path: str, max_bytes: int) -> None:
     """Write the flight recorder's dump: NCCL's to ``path``, as ``torchfrtrace`` reads it; others as JSON to PATH.json.
 
     Instead of a dump larger than ``max_bytes``, its size is written. The launcher waits for a file: if NCCL's own
@@ -88,12 +88,12 @@ def _groups(module: ModuleType, *, members: bool) -> bytes:
         world = module._world
         found = list(world.pg_names.items())[:_MAX_GROUPS]
         ranks = world.pg_group_ranks if members else {}
-        return b"[" + b",".join(_group(name, each, ranks.get(each, {})) for each, name in found) + b"]"
+        return b"[" + b",".join(_format_group(name, each, ranks.get(each, {})) for each, name in found) + b"]"
     except Exception:
         return b"[]"
 
 
-def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
+def _format_group(name: object, group: Any, members: dict[int, int]) -> bytes:
     """Format a group as a JSON array: name, description, members, number of operations so far (-1 if unknown)."""
     try:
         count = int(group._get_sequence_number_for_group())
@@ -125,19 +125,19 @@ def _call(module: ModuleType) -> bytes:
             if names and _PACKING.isdisjoint(names):
                 outer = next((name for name in reversed(names) if name[0] != "_"), names[-1])
                 if outer == "init_process_group":
-                    rank, world_size = _given_world(top, inside[-1])
+                    rank, world_size = _find_world_arguments(top, inside[-1])
                     return b"%b %b %d - - %d" % (outer.encode(), outer.encode(), rank, world_size)
                 at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
-                words = f"{outer} {at.f_code.co_name} {_named_rank(module, at)} {_members(module, inside)}"
+                words = f"{outer} {at.f_code.co_name} {_rank_in_arguments(module, at)} {_find_members(module, inside)}"
                 return words.rstrip().encode("ascii", "replace")
-            if thread == main and not names and (words := _rpc_sync(top) or _wait_in_c(module, top)):
+            if thread == main and not names and (words := _describe_rpc_sync(top) or _describe_wait_in_c(module, top)):
                 return words.encode("ascii", "replace")
     except Exception:
         pass
     return b""
 
 
-def _given_world(top: FrameType, init: FrameType) -> tuple[int, int]:
+def _find_world_arguments(top: FrameType, init: FrameType) -> tuple[int, int]:
     """The rank and world size of a call of ``init_process_group``: given, or from the environment; -1 and 0 if unknown.
 
     They are read from the innermost frame that has both: its rendezvous has them before the call itself.
@@ -151,7 +151,7 @@ def _given_world(top: FrameType, init: FrameType) -> tuple[int, int]:
     return -1, 0
 
 
-def _members(module: ModuleType, inside: list[FrameType]) -> str:
+def _find_members(module: ModuleType, inside: list[FrameType]) -> str:
     """The members of the group that a call creates, or that ``monitored_barrier`` waits in: "1,3"; "" for all ranks."""
     ranks: Any = ()
     for frame in inside:
@@ -164,7 +164,7 @@ def _members(module: ModuleType, inside: list[FrameType]) -> str:
     return ",".join(str(int(rank)) for rank in sorted(ranks)[:_MAX_MEMBERS])
 
 
-def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
+def _describe_wait_in_c(module: ModuleType, frame: FrameType) -> str:
     """Describe the ``Work.wait()`` or ``Store.wait()`` that a frame calls: "wait irecv 2"; "" for anything else.
 
     Also "acquire lock -1", for a lock of threads or processes.
@@ -179,7 +179,7 @@ def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
     method, on, argument = called
     if method in _LOCK_METHODS:
         return "acquire lock -1" if type(on).__module__ in _LOCK_MODULES else ""
-    if words := _rpc_wait(method, on):
+    if words := _describe_rpc_wait(method, on):
         return words
     if isinstance(on, getattr(module, "Store", ())):
         return f"wait store.wait -1{_escape_key(argument)}"
@@ -196,7 +196,7 @@ def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
     return f"wait {kind} {peers.pop() if len(peers) == 1 else -1}"
 
 
-def _rpc_wait(method: str, on: Any) -> str:
+def _describe_rpc_wait(method: str, on: Any) -> str:
     """Describe a wait for a reply by RPC: "wait to_here 2", with the rank that should reply; "" for any other call."""
     if "torch.distributed.rpc.api" not in sys.modules:
         return ""
@@ -207,7 +207,7 @@ def _rpc_wait(method: str, on: Any) -> str:
     return "wait rpc_async -1" if method == "wait" and is_future else ""
 
 
-def _rpc_sync(top: FrameType) -> str:
+def _describe_rpc_sync(top: FrameType) -> str:
     """Describe the call of ``rpc_sync`` that a thread is in: "rpc_sync rpc_sync 2"; "" if it is in none."""
     frame: FrameType | None = top
     while frame is not None:
@@ -226,7 +226,7 @@ def _escape_key(argument: Any) -> str:
     return text and " - " + text.replace(" ", "\\x20").replace("|", "\\x7c")
 
 
-def _named_rank(module: ModuleType, frame: FrameType) -> int:
+def _rank_in_arguments(module: ModuleType, frame: FrameType) -> int:
     """The global rank in the arguments of a call of one of ``_NAMES``; -1 for another call."""
     argument = _NAMES.get(frame.f_code.co_name)
     if argument is None:

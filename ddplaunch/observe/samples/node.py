@@ -27,7 +27,7 @@ from ddplaunch.observe.samples.sample import (
     RankSample,
     ranks_behind,
 )
-from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
+from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, gpus_used_by
 from ddplaunch.system.devices.process_usage import ProcessUsage, read_tree_usage
 from ddplaunch.system.plan.plan import Plan
 
@@ -177,7 +177,7 @@ class SampleCollector(NodeSide):
             each.rank: {group.group: group.completed for group in each.groups} for each in inspected if each.groups
         }
         late = ranks_behind(inspection) if inspection else frozenset[int]()
-        gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
+        gpus = gpus_used_by(self._gpus.usage, pids.values()) if self._gpus else ()
         clocks, programs = (time.time(), time.monotonic()), self._inspect_programs()
         now = CounterSnapshot(self._plan, *clocks, pids, used, groups, late, gpus or (), programs)
         before, self._before = self._before, now

@@ -101,7 +101,7 @@ def env_for_started_ranks(
     )
 
 
-def count_nodes(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, int]:
+def derive_node_place(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, int]:
     """Return ``nnodes`` and ``node_rank`` from the hosts of all ranks; {} if these are unknown."""
     rank = place.rank
     if rank >= place.world_size or place.world_size != len(hosts):

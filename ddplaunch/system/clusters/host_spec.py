@@ -61,16 +61,16 @@ def read_host_options(
     if hosts is not None and hostfile is not None:
         both = f"--hosts {sanitize_line(hosts, 100)} and --hostfile {sanitize_line(hostfile, 100)}"
         raise _error(f"{both} contradict each other", "leave one of them out")
-    return filter_hosts(read_hostfile(hostfile) if hostfile is not None else read_hosts(hosts or ""), include, exclude)
+    return filter_hosts(read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or ""), include, exclude)
 
 
-def read_hosts(text: str) -> tuple[Host, ...]:
+def parse_hosts(text: str) -> tuple[Host, ...]:
     """Read the value of ``--hosts``. Raises UsageError with the offending part."""
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
         raise _error("--hosts is empty", hint)
     source = f"--hosts {sanitize_line(text, 100)}"
-    return _deduplicate(
+    return _check_unique(
         (source, host) for part in _split_outside_brackets(text) for host in _parse_entry(part.strip(), source, hint)
     )
 
@@ -83,7 +83,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         raise _error(f"--hostfile {path}: {error.strerror}", "a relative path starts at the current folder") from None
     except UnicodeDecodeError:
         raise _error(f"--hostfile {path} is not a text file", _EXAMPLE) from None
-    hosts = _deduplicate(_sum_slots(list(_lines(text, path))))
+    hosts = _check_unique(_sum_slots(list(_lines(text, path))))
     if not hosts:
         raise _error(f"--hostfile {path} has no hosts", _EXAMPLE)
     return hosts
@@ -207,7 +207,7 @@ def _slots(text: str, host: str, source: str, hint: str) -> int:
     return int(text)
 
 
-def _deduplicate(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
+def _check_unique(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
     first: dict[str, str] = {}
     selected = []
     for source, host in hosts:
@@ -261,24 +261,24 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         name, colon, listed = (found[1] or found[2], found[3], found[4]) if found else (part, "", "")
         host = hosts.get(name)
         if not name:
-            _raise_invalid_slots(option, text, "a node has no name")
+            _raise_invalid_selection(option, text, "a node has no name")
         if host is None:
-            _raise_invalid_slots(option, text, f"{sanitize_line(name, 60)} is not among the hosts")
+            _raise_invalid_selection(option, text, f"{sanitize_line(name, 60)} is not among the hosts")
         if name in named:
-            _raise_invalid_slots(option, text, f"{name} is named twice")
+            _raise_invalid_selection(option, text, f"{name} is named twice")
         named[name] = None
         if not colon:
             continue
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _raise_invalid_slots(option, text, f"'{sanitize_line(word, 40)}' is not a slot of {name}")
+                _raise_invalid_selection(option, text, f"'{sanitize_line(word, 40)}' is not a slot of {name}")
             if int(word) >= (host.slots or MAX_SLOTS):
-                _raise_invalid_slots(
+                _raise_invalid_selection(
                     option, text, f"{name} has no slot {word}, only 0 to {(host.slots or MAX_SLOTS) - 1}"
                 )
             if int(word) in slots:
-                _raise_invalid_slots(option, text, f"slot {word} of {name} is named twice")
+                _raise_invalid_selection(option, text, f"slot {word} of {name} is named twice")
             slots.add(int(word))
         if host.slots is None and option == "--exclude":
             raise _error(f"{option} {text}: the number of slots of {name} is not known", f"--hosts {name}:8 gives it")
@@ -286,7 +286,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
     return named
 
 
-def _raise_invalid_slots(option: str, text: str, what: str) -> NoReturn:
+def _raise_invalid_selection(option: str, text: str, what: str) -> NoReturn:
     raise _error(
         f"{option} {sanitize_line(text, 100)}: {what}", f"{option} n1@n2:0,2 means n1, and slots 0 and 2 of n2"
     )

@@ -31,7 +31,7 @@ def expand_hosts(text: str, source: str) -> tuple[str, ...]:
         hosts += names
         _check_count(len(hosts), text, source)
         if position < len(text) and text[position] != ",":
-            _refuse(text, position, source, "a comma or the end")
+            _raise_parse_error(text, position, source, "a comma or the end")
     return tuple(hosts)
 
 
@@ -48,7 +48,7 @@ def _expand_host(text: str, position: int, source: str) -> tuple[list[str], int]
         else:
             break
     if position == start:
-        _refuse(text, position, source, "a host's name")
+        _raise_parse_error(text, position, source, "a host's name")
     return names, position
 
 
@@ -58,17 +58,17 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
     while True:
         match = _match(_RANGE, text, position)
         if not match:
-            _refuse(text, position, source, "a number")
+            _raise_parse_error(text, position, source, "a number")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            _refuse(text, position, source, f"a range that rises, not {match[0]}")
+            _raise_parse_error(text, position, source, f"a range that rises, not {match[0]}")
         _check_count((len(numbers) + int(last) - int(first) + 1) * times, text, source)
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         position = match.end()
         if text[position : position + 1] == "]":
             return numbers, position + 1
         if text[position : position + 1] != ",":
-            _refuse(text, position, source, "a comma or ]")
+            _raise_parse_error(text, position, source, "a comma or ]")
         position += 1
 
 
@@ -79,13 +79,13 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
     while position < len(text):
         match = _match(_COUNT, text, position + 1)
         if not match:
-            _refuse(text, position + 1, source, "a count like 2 or 2(x3)")
+            _raise_parse_error(text, position + 1, source, "a count like 2 or 2(x3)")
         times = int(match[2] or 1)
         _check_count(len(counts) + times, text, source)
         counts += [int(match[1])] * times
         position = match.end()
         if position < len(text) and text[position] != ",":
-            _refuse(text, position, source, "a comma or the end")
+            _raise_parse_error(text, position, source, "a comma or the end")
     return tuple(counts)
 
 
@@ -98,7 +98,7 @@ def _check_count(count: int, text: str, source: str) -> None:
         raise UsageError(f"{source}: {text} names more than {MAX_BYTES} nodes", "is there a digit too many?")
 
 
-def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:
+def _raise_parse_error(text: str, position: int, source: str, expected: str) -> NoReturn:
     rest = text[position : position + 12]
     where = f"at {rest!r}, character {position + 1}" if rest else "at its end"
     what = f"{source}: {text!r} cannot be read {where}: expected {expected}"

@@ -62,7 +62,7 @@ def read_cgroups(root: str = "") -> list[Cgroup]:
     return cgroups
 
 
-def available_memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:
+def apply_memory_limits(total: int | None, available: int | None) -> tuple[int | None, int | None]:
     """Apply the limits of control groups to the machine's memory; the page cache counts as available."""
     for group in read_cgroups():
         used = read_int(f"{group.path}/{_USAGE_FILES[group.setting]}")

@@ -59,7 +59,7 @@ def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
             siblings = parse_cpulist(read_text(f"{topology}/thread_siblings_list") or "")
             if not siblings:
                 try:
-                    return min(_virtual_memory().cpu_count(logical=False) or len(allowed), len(allowed))
+                    return min(_import_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
                 except OSError:  # Linux without /proc
                     return len(allowed)
             counted.update(siblings)
@@ -71,7 +71,7 @@ def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
     sizes = read_counters(os.path.join(proc, "meminfo"))  # "MemTotal:       16316412 kB"
     if not sizes:
         try:
-            memory = _virtual_memory().virtual_memory()
+            memory = _import_psutil().virtual_memory()
         except OSError:  # Linux without /proc
             return None, None
         return memory.total, memory.available
@@ -79,7 +79,7 @@ def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
     return (total * 1024 if total else None), (available * 1024 if available else None)
 
 
-def _virtual_memory() -> Any:
+def _import_psutil() -> Any:
     # Imported late: it takes 17 ms, and is needed only where the kernel has no such files (macOS).
     return importlib.import_module("psutil")
 

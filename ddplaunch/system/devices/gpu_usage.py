@@ -38,7 +38,7 @@ class GpuUsage(NamedTuple):
     slowed: bool | None = None  # whether heat or the power supply holds its clocks down
 
 
-def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
+def gpus_used_by(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
     """Return the GPUs that ``pids`` use; all GPUs if none is known to be used by ``pids``, as in a container."""
     return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
@@ -59,7 +59,7 @@ class GpuUsageQuery:
         """Start a query, unless one is in progress; return whether ``on_usage`` will be called."""
         if self._over:
             return False
-        if self._child and self._child.has_deadline:
+        if self._child and self._child.has_timeout:
             return True
         if self._child is None:
             command = python_command(sys.executable, _SERVE_STATEMENT)

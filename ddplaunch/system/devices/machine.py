@@ -58,8 +58,8 @@ def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool)
     machine = MachineInfo(
         host=host_name(),
         allowed_cpus=hardware.cpu.allowed,
-        physical_cpus=min(hardware.cpu.physical, hardware.cpu.usable),
-        usable_cpus=hardware.cpu.usable,
+        physical_cpus=min(hardware.cpu.physical, hardware.cpu.usable_count),
+        usable_cpus=hardware.cpu.usable_count,
         numa=tuple(node.cpus for node in hardware.cpu.numa),
         slots=slots,
         slots_source=visible.source,

@@ -163,7 +163,7 @@ def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> 
         memory_total=memory.total if memory else None,
         memory_used=memory.used if memory else None,
         numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
-        cpus=cpus or _set_bits(query(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // BITS_PER_WORD)),
+        cpus=cpus or _list_set_bits(query(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // BITS_PER_WORD)),
         mig_mode=in_mig_mode,
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if trees.processes else (),
@@ -214,11 +214,11 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
     Not nvmlDeviceGetNumaNodeId: on some platforms a GPU's own memory is a NUMA node, and this is its number.
     """
     size = MAX_NODES // BITS_PER_WORD
-    nodes = _set_bits(_query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, size, nvml.NVML_AFFINITY_SCOPE_NODE))
+    nodes = _list_set_bits(_query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, size, nvml.NVML_AFFINITY_SCOPE_NODE))
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _set_bits(words: Any) -> tuple[int, ...]:
+def _list_set_bits(words: Any) -> tuple[int, ...]:
     """The numbers of the bits that are set in a mask, given as words of 64 bits."""
     nonzero = [(index, word) for index, word in enumerate(words or ()) if word]
     return tuple(
@@ -266,13 +266,13 @@ def _apply_visible_devices(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> V
     if mask is None:
         everything = [device for gpu in gpus for device in _devices_of(gpu)]
         visible, notes = drop_hidden_mig(everything)
-        return VisibleGpus(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
+        return VisibleGpus(tuple(visible), "NVML", notes=(*notes, *_gpu_order_notes(gpus, environ)))
     find = functools.partial(_resolve_entry, gpus)
     available = format_available(gpus)
     named, notes = resolve_mask(VISIBLE_DEVICES_VARIABLE, mask, available, find, on_duplicate="hides all")
     visible, dropped = drop_hidden_mig(named)
     if any(re.match(INDEX_PATTERN, entry) for entry in mask.split(",")):
-        notes += _order_notes(gpus, environ)
+        notes += _gpu_order_notes(gpus, environ)
     return VisibleGpus(tuple(visible), VISIBLE_DEVICES_VARIABLE, notes=(*notes, *dropped))
 
 
@@ -330,7 +330,7 @@ def drop_hidden_mig(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list
     return visible, [f"{rule}, so {len(visible)} of {len(named)} are used; name others by MIG UUID to choose."]
 
 
-def _order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
+def _gpu_order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
     """Warn if indices may differ: by default CUDA numbers from the fastest GPU, NVML in PCI bus order."""
     if len({gpu.name for gpu in gpus}) < 2 or environ.get(DEVICE_ORDER_VARIABLE) == "PCI_BUS_ID":
         return []

@@ -44,7 +44,7 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
         variables = (vendor and vendor.hide_all_variables) or NVIDIA.hide_all_variables
         return VisibleGpus((), f"--gpus {NO_GPUS}", dict(variables))
     if vendor is None:
-        inherited = _hide_gpus(environ)
+        inherited = _no_gpus_found(environ)
         if wanted is None:
             return inherited
         what = f"--gpus {wanted}: no GPU was found on this machine"
@@ -84,7 +84,7 @@ def _may_be_number(wanted: str) -> bool:
     return re.fullmatch("[2-9]", wanted) is not None
 
 
-def _hide_gpus(environ: Mapping[str, str]) -> VisibleGpus:
+def _no_gpus_found(environ: Mapping[str, str]) -> VisibleGpus:
     names = [name for vendor in VENDORS for name in vendor.masks]
     masks = [f"{name}={environ[name]}" for name in names if environ.get(name, "") not in HIDE_ALL_VALUES]
     *others, last = masks or ("",)

@@ -127,13 +127,13 @@ def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool
     return any(each in local or each.is_loopback for each in found)
 
 
-class Unresolvable(UsageError):
+class UnresolvableName(UsageError):
     """Raised for a host name that does not resolve, or not yet."""
 
 
-def unresolvable_error(address: str) -> Unresolvable:
+def unresolvable_error(address: str) -> UnresolvableName:
     message = f"--master-addr {sanitize_line(address)} does not resolve on this machine"
-    return Unresolvable(message, "give node 0's address, like 10.0.0.1")
+    return UnresolvableName(message, "give node 0's address, like 10.0.0.1")
 
 
 def resolve(address: str, port: int | None = None) -> SocketAddresses:
@@ -157,14 +157,14 @@ class NameLookup:
         self.addresses: SocketAddresses = []
         self.error: OSError | None = None
 
-        def look() -> None:
+        def look_up() -> None:
             try:
                 self.addresses = resolve(address, port)
             except OSError as error:
                 self.error = error
             os.close(write)
 
-        self._thread = Thread(target=look, daemon=True)
+        self._thread = Thread(target=look_up, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:

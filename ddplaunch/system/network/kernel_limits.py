@@ -29,12 +29,12 @@ def raise_fd_limit_for_hosts(hosts: int) -> None:
     allow_open_files(3 * hosts + _OTHER_FILES, f"{hosts} hosts need", "start fewer hosts, or ask for a higher limit")
 
 
-def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
+def describe_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
     """Describe which limits to raise on node 0 of a job of ``nodes``; None if none is too low, or nodes are few.
 
     ``sysctls``: /proc/sys/net (proc(5)); a setting that cannot be read is skipped.
     """
-    limits = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
+    limits = list(_list_low_limits(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
     if not limits:
         return None
     return f"limits of this machine are too low for node 0 of {nodes:,} nodes; raise them as root:\n" + "\n".join(
@@ -42,7 +42,7 @@ def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
     )
 
 
-def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
+def _list_low_limits(need: int, sysctls: str) -> Iterator[str]:
     hard = read_rlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < need:
         yield f"open files (ulimit -Hn): {hard}, needs {need}; beyond that, nodes cannot join"

@@ -30,7 +30,7 @@ class ReservedPort:
         port.
         """
         self._flag = option
-        self._family, self._host = _bind_address(address) if nnodes == 1 else _any_address()
+        self._family, self._host = _choose_bind_address(address) if nnodes == 1 else _wildcard_address()
         self._reserved = self._bind(number)
         self.number: int = self._reserved.getsockname()[1]
         self._listening: socket.socket | None = None
@@ -55,7 +55,7 @@ class ReservedPort:
             self._listening = listening
         return self._listening
 
-    def cede(self) -> None:
+    def stop_listening(self) -> None:
         """Close the listening socket so that another process (rank 0) can listen on the port.
 
         A child that is being started may still have a copy of it, as the kernel closes those late in execve(2); so it
@@ -117,12 +117,12 @@ def try_listen(number: int) -> socket.socket | None:
 
 def listen_on_all_interfaces(number: int) -> socket.socket:
     """Listen on all interfaces. Raises OSError."""
-    family, host = _any_address()
+    family, host = _wildcard_address()
     dual = family == socket.AF_INET6
     return socket.create_server((host, number), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual)
 
 
-def check_loopback() -> str | None:
+def loopback_note() -> str | None:
     """Return an error text if 127.0.0.1 is unreachable, as in a new network namespace, else None.
 
     torch would retry for two minutes. A UDP socket that is connected sends nothing.
@@ -136,7 +136,7 @@ def check_loopback() -> str | None:
     return None
 
 
-def _bind_address(address: str) -> tuple[socket.AddressFamily, str]:
+def _choose_bind_address(address: str) -> tuple[socket.AddressFamily, str]:
     if address == LOOPBACK:
         return socket.AF_INET, address
     try:
@@ -147,18 +147,18 @@ def _bind_address(address: str) -> tuple[socket.AddressFamily, str]:
     addresses = [(family, str(where[0])) for family, where in resolved]
     if all(parse_address(each).is_loopback for _, each in addresses):
         return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
-    if not any(_is_local(*each) for each in addresses):
+    if not any(_can_bind(*each) for each in addresses):
         why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
         raise UsageError(why, "leave it out on one node")
-    return _any_address()
+    return _wildcard_address()
 
 
-def _any_address() -> tuple[socket.AddressFamily, str]:
-    has_ipv6 = socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
+def _wildcard_address() -> tuple[socket.AddressFamily, str]:
+    has_ipv6 = socket.has_ipv6 and _can_bind(socket.AF_INET6, "::")
     return (socket.AF_INET6, "::") if has_ipv6 else (socket.AF_INET, "0.0.0.0")
 
 
-def _is_local(family: socket.AddressFamily, address: str) -> bool:
+def _can_bind(family: socket.AddressFamily, address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.bind((address, 0))

@@ -97,7 +97,7 @@ class Cpu(Struct, frozen=True):
     quota: float | None = None
 
     @property
-    def usable(self) -> int:
+    def usable_count(self) -> int:
         """The number of CPUs that a job can use, at least 1."""
         return len(self.allowed) if self.quota is None else max(1, min(len(self.allowed), int(self.quota)))
 

@@ -38,7 +38,7 @@ def python_command(python: str, statement: str) -> list[str]:
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
 
 
-def explain_exit(stderr_lines: Sequence[str], last: str, code: int) -> str:
+def explain_failed_start(stderr_lines: Sequence[str], last: str, code: int) -> str:
     """Explain why Python did not start on a host; ``last`` is the last informative line of stderr."""
     if any(re.search("No module named '?ddplaunch", line) for line in stderr_lines):
         return "ddplaunch is not installed for the Python on that host (--remote-python selects another)"

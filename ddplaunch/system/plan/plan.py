@@ -108,7 +108,7 @@ class Plan(Struct, frozen=True, dict=True):
         return rank_layout.format_counts(tuple(node.local_world_size for node in self.nodes))
 
     @property
-    def hosts_store(self) -> bool:
+    def holds_store(self) -> bool:
         """Whether this machine holds the job's store: rank 0 is here, and torchrun does not hold the store."""
         return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
@@ -116,7 +116,7 @@ class Plan(Struct, frozen=True, dict=True):
     def store_file(self) -> str | None:
         """The file of ``--init-method file://`` on node 0, else None; torch creates it and does not remove it."""
         method = self.init_method or ""
-        return method.removeprefix("file://") if self.hosts_store and method.startswith("file://") else None
+        return method.removeprefix("file://") if self.holds_store and method.startswith("file://") else None
 
     def with_store(self, *, torch: bool) -> Plan:
         """Return the plan with ``agent_store`` set; ``torch`` is whether the zygote has imported torch.

@@ -116,7 +116,7 @@ def make_plan(
     address, port = spec.with_cluster_source("master_addr", address), spec.with_cluster_source("master_port", port)
     bound: dict[int, tuple[Cpus, ...]] = {}
     for count in set(counts) if spec.bind == "numa" else ():
-        bound[count] = rank_layout.bind_to_numa(slots, count, machine.numa, machine.allowed_cpus)
+        bound[count] = rank_layout.choose_numa_cpus(slots, count, machine.numa, machine.allowed_cpus)
     threads = {count: _threads(count, spec, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(counts, counts_source, threads, here, machine, address)
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
@@ -134,9 +134,9 @@ def make_plan(
         init_method=spec.init_method,
         facts=(
             *_facts(spec, counts, counts_source, node_rank, machine),
-            _fact("master address", address),
-            _fact("master port", port if port.value != "0" else SourcedValue("any free port", "one node")),
-            _fact("threads per rank", threads[counts[here]]),
+            _to_fact("master address", address),
+            _to_fact("master port", port if port.value != "0" else SourcedValue("any free port", "one node")),
+            _to_fact("threads per rank", threads[counts[here]]),
         ),
         notes=tuple(all_notes),
         min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
@@ -189,19 +189,19 @@ def _facts(
     devices, domain = _devices(machine), machine.domain
     if spec.started_rank:
         yield Fact("this rank", f"{node_rank.value} of {spec.nnodes}", counts_source)
-        yield _fact("devices", devices)
+        yield _to_fact("devices", devices)
         if domain:
-            yield _fact("domain", domain)
+            yield _to_fact("domain", domain)
         return
     if spec.min_nodes not in (None, spec.nnodes):
         yield Fact("nodes", f"{spec.min_nodes} to {spec.nnodes}, planned for {spec.nnodes}", "--nnodes")
     yield Fact("ranks per node", rank_layout.format_counts(counts), counts_source)
-    yield _fact("devices", devices)
+    yield _to_fact("devices", devices)
     if spec.nnodes > 1:
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
-        yield _fact("node rank", node_rank) if spec.has_node_rank else order
+        yield _to_fact("node rank", node_rank) if spec.has_node_rank else order
         if domain:
-            yield _fact("domain", domain)
+            yield _to_fact("domain", domain)
 
 
 def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts_source: str) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts
     return tuple(missing)
 
 
-def _fact(name: str, sourced: SourcedValue) -> Fact:
+def _to_fact(name: str, sourced: SourcedValue) -> Fact:
     return Fact(name, sourced.value, sourced.source)
 
 
@@ -306,13 +306,13 @@ def _nodes(
 ) -> tuple[Node, ...]:
     """Return the nodes. Names of other nodes are unknown; for node 0 its address is used."""
 
-    def node(index: int, count: int) -> Node:
+    def make_node(index: int, count: int) -> Node:
         if index == here:
             return Node(index, machine.host, count, source, threads[count].value)
         host = address.value if index == 0 and address.source != SOURCE_MISSING else None
         return Node(index, host, count, source if source == "--nproc" else SOURCE_ASSUMED, threads[count].value)
 
-    return tuple(node(index, count) for index, count in enumerate(counts))
+    return tuple(make_node(index, count) for index, count in enumerate(counts))
 
 
 def _devices(machine: MachineInfo) -> SourcedValue:

@@ -87,15 +87,15 @@ class ExternalRank(Struct, frozen=True):
         """
         masked = len(slots) == 1 and slots[0].device != "cpu"
 
-        def written(value: int | None) -> str | None:
+        def text_or_none(value: int | None) -> str | None:
             return None if value is None else str(value)
 
         return {
             "LOCAL_RANK": "0" if masked else str(self.local_rank),
-            "LOCAL_WORLD_SIZE": written(self.local_world_size),
-            "GROUP_RANK": written(self.node_rank),
-            "GROUP_WORLD_SIZE": written(self.nnodes),
-            "NODE_RANK": written(self.node_rank),
+            "LOCAL_WORLD_SIZE": text_or_none(self.local_world_size),
+            "GROUP_RANK": text_or_none(self.node_rank),
+            "GROUP_WORLD_SIZE": text_or_none(self.nnodes),
+            "NODE_RANK": text_or_none(self.node_rank),
             **dict(self.kept_variables),
         }
 
@@ -157,7 +157,7 @@ def assign_ranks(
     return tuple(ranks)
 
 
-def bind_to_numa(
+def choose_numa_cpus(
     slots: Sequence[DeviceSlot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
 ) -> tuple[Cpus, ...]:
     """Choose each local rank's CPUs: those near its GPU, or without GPUs a share of the NUMA nodes in turn.

@@ -149,21 +149,21 @@ def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = N
 
 def read_state(pid: int) -> tuple[str, int]:
     """Return the state and parent of a process; ("X", 0) if it is gone."""
-    return _stat(pid)[:2]
+    return _read_process_state(pid)[:2]
 
 
 def start_ticks(pid: int) -> int:
     """Start time of a process, in clock ticks since boot; -1 if it has ended, reaped or not."""
-    state, _, ticks = _stat(pid)
+    state, _, ticks = _read_process_state(pid)
     return -1 if state in "ZX" else ticks
 
 
 def is_suspended(pid: int) -> bool:
     """Whether a signal has stopped this process: Ctrl-Z in its terminal, or SIGSTOP."""
-    return _stat(pid)[0] == "T"
+    return _read_process_state(pid)[0] == "T"
 
 
-def _stat(pid: int) -> tuple[str, int, int]:
+def _read_process_state(pid: int) -> tuple[str, int, int]:
     """Return the state, parent and start time of a process; ("X", 0, -1) if it is gone.
 
     A process whose main thread has ended counts as running while it has other threads: the kernel shows it as a zombie,
@@ -231,7 +231,7 @@ def removes_shared_memory(pid: int) -> bool:
     return b"from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager" in words
 
 
-def is_caught(pid: int, number: int) -> bool:
+def catches_signal(pid: int, number: int) -> bool:
     """Whether a process has a handler for this signal; False if unknown."""
     with suppress(OSError, ValueError):
         return contains_signal(read_signal_sets(pid, b"SigCgt")[0], number)

@@ -44,7 +44,7 @@ def original_nofile_limit() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
+def raise_fd_limit_for_ranks(ranks: int, fds_per_rank: int) -> None:
     """Raise the launcher's RLIMIT_NOFILE to what this number of ranks needs.
 
     Raises UsageError if the hard limit is lower.

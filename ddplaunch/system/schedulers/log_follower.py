@@ -22,7 +22,7 @@ from ddplaunch.base.text import format_size
 from ddplaunch.system.schedulers.outage_notice import REMINDER_INTERVAL_S, OutageNotice
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, LogSource, Scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
-from ddplaunch.system.schedulers.submitted_jobs import store_end
+from ddplaunch.system.schedulers.submitted_jobs import save_end_if_known
 
 LOG_POLL_INTERVAL_S = 0.5
 MIN_QUERY_INTERVAL_S = 1.0
@@ -192,7 +192,7 @@ def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = Non
             try:
                 code = follower.run()
                 if saved:
-                    store_end(saved, job, follower.last_seen)
+                    save_end_if_known(saved, job, follower.last_seen)
                 return code
             except KeyboardInterrupt:
                 answer = _ask_user(job)

@@ -136,7 +136,7 @@ class Scheduler:
         """The arguments that name a job to the scheduler's programs."""
         return (job.number,)
 
-    def find_job(self, word: str) -> SubmittedJob | None:
+    def find_unrecorded_job(self, word: str) -> SubmittedJob | None:
         """Find a running or pending job of the user that is not on record; None if there is none, or no answer."""
         return None
 
@@ -180,7 +180,7 @@ class Scheduler:
         what = f"{self.title} cannot give a terminal on the nodes of job {state.number}"
         raise UsageError(what, f"log in to {state.host or 'its first node'} and type: ddplaunch {words[0]}")
 
-    def copy_hint(self, state: BatchJobState) -> str | None:
+    def file_copy_hint(self, state: BatchJobState) -> str | None:
         """Return a hint how to copy a file from node 0; None if the nodes have this machine's folders."""
         return None
 
@@ -193,12 +193,12 @@ def ended_state(code: int, how: str) -> BatchJobState:
 def group_by_job(jobs: Sequence[JobId], states: Iterable[BatchJobState]) -> dict[JobId, list[BatchJobState]]:
     """Group states by queried job; a whole array gets the states of its indices, not its own state."""
 
-    def is_of(one: JobId, job: JobId) -> bool:
+    def belongs_to(one: JobId, job: JobId) -> bool:
         same = one.number.partition(".")[0] == job.number.partition(".")[0] and one.cluster == job.cluster
         return same and ((one.index or "").isdecimal() if job.index == "" else one.index == job.index)
 
     listed = list(states)
-    grouped = {job: [each for each in listed if each.job and is_of(each.job, job)] for job in jobs}
+    grouped = {job: [each for each in listed if each.job and belongs_to(each.job, job)] for job in jobs}
     return {job: records for job, records in grouped.items() if records}
 
 

@@ -39,7 +39,7 @@ def save_end(job: SubmittedJob, index: str | None, words: str, code: int, last_l
     save_job(replace(job, ends={**job.ends, index: end}) if index else ended)
 
 
-def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
+def save_end_if_known(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
     """Store how the job ended, if its ``state`` has an exit code."""
     if state and state.code is not None:
         save_end(job, which.index, state.description, state.code, state.last_lines)

@@ -22,9 +22,9 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
         example = f"{where}:{names[0]}" if names else f"{where}:main"
         raise UsageError(f"{function!r} is not a function name", f"write it like {example}")
     name, _, attribute = function.partition(".")
-    bindings = [node for node in _top_level(module) if name in _list_bound_names(node)]
+    bindings = [node for node in _list_top_level_statements(module) if name in _list_bound_names(node)]
     if not bindings:
-        if "__getattr__" in names or any("*" in _list_bound_names(node) for node in _top_level(module)):
+        if "__getattr__" in names or any("*" in _list_bound_names(node) for node in _list_top_level_statements(module)):
             return None
         raise UsageError(f"{where} has no function {function}", _suggest_functions(where, function, names))
     node = bindings[-1]
@@ -56,7 +56,7 @@ def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> st
     return None
 
 
-def _top_level(module: ast.Module) -> Iterator[ast.AST]:
+def _list_top_level_statements(module: ast.Module) -> Iterator[ast.AST]:
     """Iterate over all statements in the module's namespace, including those in its if, try, with and for blocks."""
     todo: list[ast.AST] = list(module.body)
     while todo:

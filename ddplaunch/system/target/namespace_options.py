@@ -19,7 +19,7 @@ from ddplaunch.system.target.signature import INJECTED_PARAMETERS, ArgumentValue
 _LITERAL_NAMES: dict[str, object] = {"int": int, "float": float, "str": str}
 
 
-class _Parser(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _ArgparseError(message)
 
@@ -39,12 +39,12 @@ def parse_namespace(signature: Signature, words: Sequence[str], names: Mapping[s
     try:
         return build_parser(signature, names).parse_args(list(words))
     except _ArgparseError as error:
-        raise UsageError(f"{signature.name}: {error}", _list_options(signature, names)) from None
+        raise UsageError(f"{signature.name}: {error}", _options_hint(signature, names)) from None
 
 
 def build_parser(signature: Signature, names: Mapping[str, Any] | None) -> argparse.ArgumentParser:
     """Build a parser from the module's ``add_argument`` calls; options that ddplaunch fills in are optional."""
-    parser = _Parser(prog=signature.name, add_help=False, conflict_handler="resolve")
+    parser = _RaisingParser(prog=signature.name, add_help=False, conflict_handler="resolve")
     for call in signature.option_calls:
         spellings = _spellings(call, names)
         if not spellings:
@@ -103,6 +103,6 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any] | None) -> Any:
     return ast.literal_eval(node)
 
 
-def _list_options(signature: Signature, names: Mapping[str, Any] | None) -> str:
+def _options_hint(signature: Signature, names: Mapping[str, Any] | None) -> str:
     options = [name for call in signature.option_calls for name in _spellings(call, names)[:1]]
     return f"its options: {', '.join(options)}"

@@ -135,7 +135,7 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             continue
         yield text
         for name in _imported_names(text, file, first):
-            todo.extend(import_files(name, first))
+            todo.extend(files_run_by_import(name, first))
 
 
 MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
@@ -161,7 +161,7 @@ def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
                 yield f"{base}.{name[0]}" if base else name[0]
 
 
-def import_files(name: str, first: str) -> Iterator[str]:
+def files_run_by_import(name: str, first: str) -> Iterator[str]:
     """Return the files that importing ``name`` runs: its own and the ``__init__.py`` of each parent package."""
     folder = first
     for part in name.split("."):
@@ -171,7 +171,7 @@ def import_files(name: str, first: str) -> Iterator[str]:
                 yield candidate
 
 
-def quoted_option_names(tree: ast.Module) -> frozenset[str]:
+def find_option_names(tree: ast.Module) -> frozenset[str]:
     """Return the options, with dashes, that a program's file names.
 
     Parsers like argparse need them in quotes; dataclass parsers, fire and typer make them from annotated fields and

@@ -14,7 +14,7 @@ from ddplaunch.system.target.target import Target, TargetKind
 _MODULES = ("mp", "multiprocessing", "torch_mp")
 
 
-def note_spawn_call(target: Target, local_ranks: int) -> str | None:
+def spawn_call_note(target: Target, local_ranks: int) -> str | None:
     """Return a note if several ranks here would each call ``mp.spawn``, with what to type instead."""
     if local_ranks < 2 or target.kind not in (TargetKind.SCRIPT, TargetKind.MODULE) or target.source is None:
         return None

@@ -74,7 +74,7 @@ class Target(Struct, frozen=True, dict=True):
 
     @cached_property
     def _options(self) -> frozenset[str]:
-        return source.quoted_option_names(source.parse_file(self.source)) if self.source else frozenset()
+        return source.find_option_names(source.parse_file(self.source)) if self.source else frozenset()
 
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -112,7 +112,7 @@ def _find_script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
         found = os.path.abspath(os.path.join(cwd, main))
         return Target(TargetKind.MAIN, typed, args, path=typed, sys_path_0=path, source=_check_file(found, main))
-    path = _existing_file(typed, cwd)
+    path = _require_file(typed, cwd)
     if not typed.endswith((".py", ".pyc")) and _is_archive(path, typed):
         return Target(TargetKind.MAIN, typed, args, path=typed, sys_path_0=path)
     folder = os.path.dirname(os.path.realpath(path))
@@ -173,7 +173,7 @@ def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
 
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
-    file = os.path.abspath(_existing_file(path, cwd))
+    file = os.path.abspath(_require_file(path, cwd))
     found = find_function(typed, path, function, source.parse_file(file, path))
     folder, name = os.path.split(os.path.realpath(file))
     return Target(TargetKind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
@@ -190,7 +190,7 @@ def _function_in_module(typed: str, module: str, function: str, args: tuple[str,
 # --------------------------------------------------------------------------------- existing files and suggestions
 
 
-def _existing_file(typed: str, cwd: str) -> str:
+def _require_file(typed: str, cwd: str) -> str:
     path = os.path.join(cwd, typed)
     if os.path.isdir(path):
         inside = [name for name in ("train.py", "main.py") if os.path.isfile(os.path.join(path, name))]
@@ -201,7 +201,7 @@ def _existing_file(typed: str, cwd: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
             raise UsageError(f"{typed} is a link to {os.readlink(path)}, which does not exist") from None
-        raise UsageError(f"no such script: {typed}", _similar_file(typed, cwd)) from None
+        raise UsageError(f"no such script: {typed}", _similar_file_hint(typed, cwd)) from None
     except OSError as error:
         raise UsageError(f"cannot read {typed}: {error.strerror}") from None
     if not os.path.isfile(path):  # reading a pipe would empty it
@@ -209,7 +209,7 @@ def _existing_file(typed: str, cwd: str) -> str:
     return path
 
 
-def _similar_file(typed: str, cwd: str) -> str | None:
+def _similar_file_hint(typed: str, cwd: str) -> str | None:
     folder, name = os.path.split(typed)
     if folder and not os.path.isdir(os.path.join(cwd, folder)):
         parent, last = os.path.split(folder)
@@ -242,7 +242,7 @@ def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
         raise UsageError(f"{name} is not a module name", "write it like package.module")
     spec = source.find_module(name, cwd)
     if spec is None:
-        raise UsageError(f"no module named {name} in {cwd} or on sys.path", _similar_module(name, cwd))
+        raise UsageError(f"no module named {name} in {cwd} or on sys.path", _similar_module_hint(name, cwd))
     if main and spec.submodule_search_locations is not None:
         spec = source.find_module(name + ".__main__", cwd)
         if spec is None:
@@ -255,7 +255,7 @@ def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
     return None
 
 
-def _similar_module(name: str, cwd: str) -> str | None:
+def _similar_module_hint(name: str, cwd: str) -> str | None:
     parent, dot, last = name.rpartition(".")
     folders = [cwd]
     if parent:

@@ -234,7 +234,7 @@ def test_a_launcher_removes_what_killed_ones_have_left(runtime):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(folder / "killed.999999999"))
     (folder / "notes.txt").touch()
-    sock, path = socket_dir.listen_in_dir("mine")
+    sock, path = socket_dir.open_control_socket("mine")
     assert sock
     sock.close()
     assert {*os.listdir(folder)} == {os.path.basename(path), "notes.txt"}
@@ -295,7 +295,7 @@ def test_a_folder_of_another_user_is_not_used(runtime, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, runtime / "ddplaunch")
-    sock, path = socket_dir.listen_in_dir("mine")
+    sock, path = socket_dir.open_control_socket("mine")
     assert sock
     with sock:
         assert not path.startswith(str(runtime))
@@ -316,7 +316,7 @@ def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypat
         return original(path)
 
     monkeypatch.setattr(socket_dir, step, remove_folder_first)
-    sock, path = socket_dir.listen_in_dir("mine")
+    sock, path = socket_dir.open_control_socket("mine")
     assert sock
     sock.close()
     assert path == f"{runtime}/ddplaunch/mine.{os.getpid()}"
@@ -329,7 +329,7 @@ def test_the_longest_path_of_a_socket(runtime, monkeypatch, size, fits):
     """Linux has room for 107 bytes (unix(7))."""
     path = f"{runtime}/".ljust(size - len(f"/mine.{os.getpid()}"), "x")
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: [path])
-    sock, found = socket_dir.listen_in_dir("mine")
+    sock, found = socket_dir.open_control_socket("mine")
     assert bool(sock) is fits
     if sock:
         sock.close()

@@ -16,7 +16,7 @@ from ddplaunch.core.clock_offset import ClockOffset
 from ddplaunch.core.deadlines import Deadline, Deadlines, Now
 from ddplaunch.core.job.job_deadlines import RequestLate
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
-from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
+from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, convert_payload
 from ddplaunch.core.machine import Command, Send
 from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.rpc_kind import Kind
@@ -36,7 +36,7 @@ class Merged(Kind):
     def merge(self, replies, silent_nodes, world_size, now):
         return sorted(rank for each in replies.values() for rank in each), silent_nodes
 
-    def for_client(self, reply, replies, clock_of, node):
+    def convert_for_requester(self, reply, replies, clock_of, node):
         return *reply, node
 
 
@@ -66,7 +66,7 @@ class Nodes:
         self.done: list[Any] = []
 
     def deliver(self) -> None:
-        while self.rpc.deliver_next():
+        while self.rpc.deliver_next_reply():
             pass
 
     def gather(self, timeout_s: float | None = None) -> None:
@@ -269,7 +269,7 @@ def test_a_job_without_ranks_replies_at_once(nodes):
     assert nodes.done == [([], ())]
 
 
-@pytest.mark.parametrize("hook", ["claimed_ranks", "to_local_clock", "merge", "for_client"])
+@pytest.mark.parametrize("hook", ["claimed_ranks", "to_local_clock", "merge", "convert_for_requester"])
 def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hook, monkeypatch):
     def fail(*arguments):
         raise ValueError(hook)
@@ -288,8 +288,8 @@ def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hoo
 
 def test_a_payload_is_checked_on_arrival():
     arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], [RpcRequest])
-    assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
-    assert check_payload(RpcReply(1, "inspect")) == RpcReply(1, "inspect"), "the end of a reply in parts"
+    assert convert_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
+    assert convert_payload(RpcReply(1, "inspect")) == RpcReply(1, "inspect"), "the end of a reply in parts"
     for wrong in (
         RpcRequest(1, "inspect", 1.0, "all"),
         RpcRequest(1, "inspect", 1.0, None),
@@ -299,7 +299,7 @@ def test_a_payload_is_checked_on_arrival():
         RpcReply(1, "inspect.rpc", {}),
     ):
         with pytest.raises(ProtocolError):
-            check_payload(wrong)
+            convert_payload(wrong)
 
 
 class Client:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.network.kernel_limits import find_low_limits
+from ddplaunch.system.network.kernel_limits import describe_low_limits
 from tests.conftest import free_port, wait_until, write_program
 from tests.start_modes import LIGHT
 
@@ -44,25 +44,25 @@ def settings(folder: Path, **changed: int) -> str:
 )
 def test_low_kernel_limits_are_listed(tmp_path, monkeypatch, changed, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
-    text = find_low_limits(2000, settings(tmp_path, **changed))
+    text = describe_low_limits(2000, settings(tmp_path, **changed))
     lines = (text or "").splitlines()[1:]
     assert [line.strip().startswith(each) for line, each in zip(lines, expected, strict=True)] == [True] * len(expected)
-    assert find_low_limits(999, str(tmp_path)) is None
+    assert describe_low_limits(999, str(tmp_path)) is None
 
 
 def test_open_files(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1500))
-    assert f"open files (ulimit -Hn): 1500, {NEED}" in (find_low_limits(2000, settings(tmp_path)) or "")
+    assert f"open files (ulimit -Hn): 1500, {NEED}" in (describe_low_limits(2000, settings(tmp_path)) or "")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
-    assert find_low_limits(2000, settings(tmp_path)) is None
+    assert describe_low_limits(2000, settings(tmp_path)) is None
 
 
 def test_unreadable_kernel_limits_are_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
-    assert find_low_limits(2000, str(tmp_path)) is None
+    assert describe_low_limits(2000, str(tmp_path)) is None
 
 
-@pytest.mark.skipif(find_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
+@pytest.mark.skipif(describe_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
 def test_low_kernel_limits_are_shown_before_nodes_join(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "")
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank", "0", "--nproc", "1")

@@ -84,7 +84,7 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
     loop, server, welcomed = EventLoop(), Exhausted(), []
     server.bind(("127.0.0.1", 0))
     server.listen()
-    listening = listener.Listener(loop, server, make_job_config(), 1, lambda *peer: None)
+    listening = listener.ControlPortListener(loop, server, make_job_config(), 1, lambda *peer: None)
     with socket.create_connection(server.getsockname()) as peer:
         loop.watch_fd(peer.fileno(), lambda: welcomed.append(peer.recv(1 << 10)))
         while server.refusals:
@@ -98,7 +98,7 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
 
 def test_a_refusal_on_its_way_outlives_the_listener():
     loop, (ours, theirs) = EventLoop(), socket.socketpair()
-    listening = listener.Listener(
+    listening = listener.ControlPortListener(
         loop, socket.create_server(("127.0.0.1", 0)), make_job_config(), 1, lambda *peer: None
     )
     connection = Connection(loop, ours, [messages.NodeHello], on_message=print, on_lost=print)

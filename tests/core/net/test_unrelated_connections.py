@@ -38,7 +38,7 @@ def test_unrelated_connections_leave_files_for_nodes_and_ranks(monkeypatch):
     monkeypatch.setattr(listener, "raise_fd_limit", lambda: limit)
     loop = EventLoop()
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        accepting = listener.Listener(loop, sock, make_job_config(min_nodes=10, max_nodes=10), 2, None)
+        accepting = listener.ControlPortListener(loop, sock, make_job_config(min_nodes=10, max_nodes=10), 2, None)
         peers = [socket.create_connection(sock.getsockname()) for _ in range(8)]
         for step in range(32):
             loop.call_soon(lambda: None)  # so that it does not wait

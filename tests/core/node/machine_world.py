@@ -131,7 +131,7 @@ def describe(command: do.Command) -> str | None:
             return "CreatePreemptionFile" + " or report" * command.report_error
         case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks():
             return type(command).__name__
-        case do.ReportJob() | do.OpenLog():
+        case do.ShowJobMessages() | do.OpenLog():
             return type(command).__name__
         case do.NotePreemptionHandlers():
             return "note handlers"

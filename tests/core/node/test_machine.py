@@ -376,7 +376,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(0, ev.MessageReceived(0, messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
         step(1, ev.MessageReceived(0, messages.JoinAccepted("id", 15.0)), "OpenLog"),
         step(1, ev.MessageReceived(0, messages.JoinStatus(1, 2, 2, (1,))), "job: 1/2 nodes joined, waiting for node 1"),
-        step(2, ev.MessageReceived(0, messages.CoordinatorLost()), "ReportJob"),
+        step(2, ev.MessageReceived(0, messages.CoordinatorLost()), "ShowJobMessages"),
         step(2, end(69), "end with 69"),
     ),
 }

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ddplaunch.core.agent.printed_errors import (
-    add_abort_place,
+    add_abort_location,
     describe_thread_error,
     find_abort_reason,
     find_last_traceback,
@@ -77,10 +77,10 @@ Current thread 0x00007ff2ce847b80 (most recent call first):
 
 
 def test_where_an_aborted_rank_was():
-    assert add_abort_place(None, DUMP.encode(), "/job") == "it was in all_reduce, step at train.py:10"
+    assert add_abort_location(None, DUMP.encode(), "/job") == "it was in all_reduce, step at train.py:10"
     for printed in (DUMP.replace("distributed_c10d", "x"), ""):
-        assert add_abort_place(None, printed.encode(), "/job") is None
-        assert add_abort_place("a hint", printed.encode(), "/job") == "a hint"
+        assert add_abort_location(None, printed.encode(), "/job") is None
+        assert add_abort_location("a hint", printed.encode(), "/job") == "a hint"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_where_an_aborted_rank_was():
     ],
 )
 def test_the_line_is_added_to_the_collective(hint, expected):
-    assert add_abort_place(hint, DUMP.encode(), "/job") == expected
+    assert add_abort_location(hint, DUMP.encode(), "/job") == expected
 
 
 def test_of_the_stack_after_a_fatal_error_the_innermost_frames_are_shown():

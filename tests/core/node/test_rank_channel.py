@@ -97,7 +97,7 @@ def test_a_rank_that_has_closed_its_end_has_no_thread(world):
 def test_a_forwarded_signal_spares_ranks_without_a_handler_or_in_which_ddplaunch_uses_it(monkeypatch, only_handlers):
     """Without a handler it would end the rank."""
     sent, number = [], signal.SIGUSR1
-    monkeypatch.setattr(node_ranks.proc_utils, "is_caught", lambda pid, wanted: wanted == number and pid != 101)
+    monkeypatch.setattr(node_ranks.proc_utils, "catches_signal", lambda pid, wanted: wanted == number and pid != 101)
     monkeypatch.setattr(node_ranks.proc_utils, "send_signal", lambda pid, which, pidfd: sent.append((pid, which)))
     ranks = NodeRanks(SimpleNamespace(number=0), SimpleNamespace(), EventLoop(), SimpleNamespace())
     ranks.processes = {rank: RankProcess(SimpleNamespace(), 100 + rank, None) for rank in range(4)}
@@ -105,8 +105,8 @@ def test_a_forwarded_signal_spares_ranks_without_a_handler_or_in_which_ddplaunch
     channel.read_pending = lambda: setattr(channel, "reserved_signals", (number,))
     other = SimpleNamespace(reserved_signals=(signal.SIGUSR2,), read_pending=lambda: None, is_ready=False)
     ranks.channels, channel.is_ready = {2: channel, 3: other}, True
-    assert ranks.any_catches(number)
-    assert not ranks.any_catches(signal.SIGUSR2)
+    assert ranks.is_signal_handled(number)
+    assert not ranks.is_signal_handled(signal.SIGUSR2)
     ranks.forward_signal(number, only_handlers=only_handlers)
     assert sent == [(100 + rank, number) for rank in range(4) if not only_handlers or rank in (0, 3)]
 
@@ -128,8 +128,8 @@ def test_a_signal_waits_until_a_fork_has_removed_the_handlers_of_the_zygote(monk
         monkeypatch.setattr(node_ranks.proc_utils, "send_signal", lambda *_: sent.append(number))
         ranks = NodeRanks(SimpleNamespace(number=0), SimpleNamespace(), EventLoop(), SimpleNamespace())
         ranks.processes = {0: RankProcess(SimpleNamespace(), pid, None)}
-        assert proc_utils.is_caught(pid, number)
-        assert not ranks.any_catches(number)
+        assert proc_utils.catches_signal(pid, number)
+        assert not ranks.is_signal_handled(number)
         ranks.channels = {0: SimpleNamespace(reserved_signals=(), read_pending=lambda: None, is_ready=False)}
         assert ranks.forward_signal(number, only_handlers=True) == set()
         os.write(wake, b"x")
@@ -159,8 +159,8 @@ def test_the_processes_of_an_attempt(monkeypatch):
     ranks.remove_process(0, 100, -9)
     assert (ranks.exit_codes, [*ranks.ends], [*ranks.processes], closed) == ({0: -9}, [0], [1, 2], [40])
     ranks.on_hold_changed = lambda: called.append(ranks.is_holding)
-    ranks.set_holding(True)
-    ranks.set_holding(False)
+    ranks.set_waits_for_user(True)
+    ranks.set_waits_for_user(False)
     assert called == [True, False]
     for end in (ranks.forget_processes, ranks.close):
         ranks.timers.call_later(0.0, lambda: called.append("timer"))

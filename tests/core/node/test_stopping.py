@@ -16,7 +16,7 @@ import pytest
 from ddplaunch.base.text import signal_name
 from ddplaunch.core.node.attempt_machine import LEFTOVER_GRACE_S
 from ddplaunch.observe.history import history_store
-from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, is_caught, list_descendants
+from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, catches_signal, list_descendants
 from tests.conftest import (
     PROGRAMS,
     clean_environment,
@@ -420,7 +420,7 @@ def test_a_signal_that_comes_before_the_handler_is_delivered(start_ddplaunch, tm
     write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('loaded'): time.sleep(0.01)\n")
     job = start_ddplaunch("run", "--start", "zygote", "--preload", "slow", "--nproc", "2", "t.py")
     if moment == "before the ranks":
-        wait_until(lambda: is_caught(job.process.pid, signal.SIGUSR1), "the launcher's handler")
+        wait_until(lambda: catches_signal(job.process.pid, signal.SIGUSR1), "the launcher's handler")
     else:
         (tmp_path / "loaded").touch()
         job.wait_for("up", 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.system.network.reserved_port import ReservedPort, check_loopback
+from ddplaunch.system.network.reserved_port import ReservedPort, loopback_note
 from tests.conftest import PROGRAMS, ddplaunch_command, free_port, is_alive, run_command, wait_until, write_program
 from tests.start_modes import EXEC, FORKED
 
@@ -24,7 +24,7 @@ def test_a_missing_loopback_is_reported_at_once(tmp_path):
         pytest.skip("no network namespaces here")
     expected = "ddplaunch: the loopback interface is down: no rank can reach 127.0.0.1; type: ip link set lo up\n"
     assert (done.returncode, done.stderr) == (0, expected)
-    assert check_loopback() is None
+    assert loopback_note() is None
 
 
 def test_the_port_listens_from_the_start_and_can_be_left_to_rank_0():
@@ -38,7 +38,7 @@ def test_the_port_listens_from_the_start_and_can_be_left_to_rank_0():
             pass
         with pytest.raises(OSError, match="in use"):
             another(port.number)
-        port.cede()
+        port.stop_listening()
     with another(port.number):
         with socket.socket() as plain, pytest.raises(OSError, match="in use"):
             plain.bind(("127.0.0.1", port.number))
@@ -52,7 +52,7 @@ def test_a_child_with_a_copy_of_the_socket_does_not_hold_the_port():
     """The kernel closes a copy late in execve(2), when os.posix_spawn has returned already."""
     port = ReservedPort("127.0.0.1", 0, nnodes=1)
     with port.listen().dup():
-        port.cede()
+        port.stop_listening()
         another(port.number).close()
         copy = port.listen().dup()
     port.close()

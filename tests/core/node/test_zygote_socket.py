@@ -128,7 +128,7 @@ def test_a_message_that_cannot_be_built_is_reported_later_and_others_wait_for_th
 
     def on_failed(error: OSError) -> None:
         calls.append(error.errno)
-        calls.append(zygote.withdraw_unsent())
+        calls.append(zygote.withdraw_unsent_spawns())
 
     zygote.send_built(build, on_failed, rank=0)
     zygote.send_built(build, on_failed, rank=1)
@@ -157,7 +157,7 @@ def test_requests_that_the_zygote_has_not_read_are_withdrawn() -> None:
 
     for rank in range(3):
         zygote.send_built(build, rank=rank)
-    assert zygote.withdraw_unsent() == [1, 2]
+    assert zygote.withdraw_unsent_spawns() == [1, 2]
     assert len(os.listdir("/proc/self/fd")) == before, "the descriptors of the first one are sent"
     zygote.send({"op": "remove_path", "path": "/x"})
     received = list[object]()

@@ -139,7 +139,7 @@ def test_the_end_of_a_stream(world, text, lines, held):
     assert world.screen.held == held
     world.end(out)
     world.run()
-    assert (world.streams.has_open, world.screen.drained) == (True, 0), "another rank still prints"
+    assert (world.streams.has_open_rank, world.screen.drained) == (True, 0), "another rank still prints"
 
 
 def test_the_last_output_of_ranks_ends_the_attempt(world):
@@ -150,7 +150,7 @@ def test_the_last_output_of_ranks_ends_the_attempt(world):
         assert world.screen.drained == 0
         world.end(fd)
         world.run()
-    assert (world.streams.has_open, world.screen.drained) == (False, 1)
+    assert (world.streams.has_open_rank, world.screen.drained) == (False, 1)
 
 
 def test_a_full_screen_pauses_all_ranks(world):

@@ -18,15 +18,15 @@ def test_times_of_the_output_in_memory():
     times = OutputTimes()
     times.begin(0, None)
     for offset, at in ((0, 10.0), (100, 11.5), (200, 13.0), (300, 20.0)):
-        assert times.is_due(at)
+        assert times.is_mark_due(at)
         times.add(Mark(offset, at), oldest=150)
-        assert not times.is_due(at + 0.9)
+        assert not times.is_mark_due(at + 0.9)
     assert [times.since(at) for at in (5, 12, 13.5, 15, 20.9, 21)] == [100, 100, 200, 300, 300, None]
     assert parse_marks(times.format_after(250)) == [Mark(0, 13.0), Mark(50, 20.0)]
     assert parse_marks(times.format_after(200)) == [Mark(0, 13.0), Mark(100, 20.0)]
-    assert times.is_due(19.0), "the clock was set back"
+    assert times.is_mark_due(19.0), "the clock was set back"
     times.begin(350, None)
-    assert times.is_due(20.1), "another attempt has a mark of its own"
+    assert times.is_mark_due(20.1), "another attempt has a mark of its own"
     times.add(Mark(340, 20.1), oldest=0)
     assert times.since(21.05) == 350
 

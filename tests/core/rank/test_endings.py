@@ -611,7 +611,9 @@ def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: str, 
     write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
     done = ours(folder, *MODES[start], "--max-restarts", "1", "train.py")
     assert done.returncode == 1
-    assert re.search(r'^  File ".*rank_runner.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r'^  File ".*rank_runner.py", line \d+, in _make_script_call$', done.stderr, re.MULTILINE), (
+        done.stderr
+    )
 
 
 @forked_and_exec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.core.rank.rank_runner import load_private_module
-from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch, remember_mismatch
+from ddplaunch.features.preload.mismatches import PreloadMismatch, find_mismatch, remember_mismatch
 from tests.conftest import read_events, run_command, wait_until, write_program
 
 import_check = load_private_module("core/rank/import_check")
@@ -203,7 +203,7 @@ def test_a_program_that_did_not_fit_is_remembered_until_it_changes(tmp_path, mon
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     program = write_program(tmp_path, "train.py", "import torch\n")
     assert find_mismatch(str(program)) is None
-    remember_mismatch(str(program), Mismatch("torch", "train.py:1: X is '1', not unset", had_packages=False))
+    remember_mismatch(str(program), PreloadMismatch("torch", "train.py:1: X is '1', not unset", had_packages=False))
     found = find_mismatch(str(program))
     assert found is not None
     assert (found.module, found.differs) == ("torch", "train.py:1: X is '1', not unset")

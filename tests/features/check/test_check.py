@@ -208,7 +208,7 @@ def test_the_gpu_memory_timeout_needs_the_check(run_in_fork, tmp_path):
          "bug in ddplaunch: the feature check failed and is left out"),
         ("check.CheckSide.on_check", RuntimeError("broken"), 0, "started\n",
          "bug in ddplaunch: the feature check failed and is left out"),
-        ("JobMachine._on_check", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
+        ("JobMachine._on_check_reply", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
     ],
     ids=["cannot start", "bug on a node", "no side", "bug before", "bug of the side", "bug in the job"],
 )  # fmt: skip

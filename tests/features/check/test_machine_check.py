@@ -45,7 +45,7 @@ def size(blocks, free_mib):
 
 
 def memory(available_mib):
-    return {"available_memory": lambda *_: (None, available_mib and available_mib * MIB)}
+    return {"apply_memory_limits": lambda *_: (None, available_mib and available_mib * MIB)}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,11 @@ class Node:
         local = [SimpleNamespace(rank=rank, host="n0") for rank in (0, 1)]
         plan = SimpleNamespace(world_size=4, nnodes=2, node_rank=0, run_id="demo", local_ranks=local)
         self.ranks: Any = SimpleNamespace(
-            number=1, plan=plan, set_holding=self.held.append, processes={0: process, 1: process}, channels={0: channel}
+            number=1,
+            plan=plan,
+            set_waits_for_user=self.held.append,
+            processes={0: process, 1: process},
+            channels={0: channel},
         )
         self.server.start_attempt(self.ranks)
 

@@ -43,10 +43,10 @@ def test_a_path_carries_small_and_large_packets(monkeypatch):
         assert listener.listening.taken == ((taken, "Address already in use"),)
         way = HERE, listener.listening.any_port
         paths = [way, (HERE, closed), ("not an address", 7)]
-        tried = connectivity.test_paths(paths, nonce)
+        tried = connectivity.try_connections(paths, nonce)
         assert [each.outcome for each in tried] == ["ok", "refused", "unreachable"]
         assert [each.seconds is not None for each in tried] == [True, False, False]
-        assert connectivity.test_paths([way], new_nonce())[0].outcome == "stranger"
+        assert connectivity.try_connections([way], new_nonce())[0].outcome == "stranger"
         found = measure_ping(way, nonce)
         assert 0 < found.seconds < 30
         assert found.sent >= 300 > found.lost
@@ -58,7 +58,7 @@ def test_a_path_carries_small_and_large_packets(monkeypatch):
         monkeypatch.setattr(connectivity, "_receive_stream", lambda connection: connection.recv(1, socket.MSG_WAITALL))
         assert measure_stream(way, nonce).large is False
         listener.close()
-        assert connectivity.test_paths([way], nonce)[0].outcome == "refused"
+        assert connectivity.try_connections([way], nonce)[0].outcome == "refused"
 
 
 HELLO = NodeHello(NodeSpec(1, "n1", ("cpu",)), "3", RUN_ID, "doctor", None, 0, Versions(""), ())

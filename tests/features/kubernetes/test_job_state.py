@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddplaunch.features.kubernetes.job_state import describe_job, waiting_pod, why_queued
+from ddplaunch.features.kubernetes.job_state import describe_job, find_unexplained_pod, why_queued
 from ddplaunch.features.kubernetes.objects import decode_events, decode_job, decode_pods, decode_workloads
 
 IMAGE = "registry.example/wine:1"
@@ -159,9 +159,9 @@ def test_events_say_why():
     assert describe_job(job(), creating, events(mount)).description == f"waits: Failed: {mount}"
     backing_off = pods(waits("ImagePullBackOff", f'Back-off pulling image "{IMAGE}"'))
     assert describe_job(job(), backing_off, events("x", PULL)).description.endswith(f"{IMAGE}: rpc error: not found")
-    assert waiting_pod(creating) is creating[0]
-    assert waiting_pod(pods(UNSCHEDULABLE)) is None
-    assert waiting_pod(pods(pod())) is None
+    assert find_unexplained_pod(creating) is creating[0]
+    assert find_unexplained_pod(pods(UNSCHEDULABLE)) is None
+    assert find_unexplained_pod(pods(pod())) is None
 
 
 def test_kueue_says_why():

@@ -58,7 +58,7 @@ def test_a_stream_that_breaks_is_followed_on_only_while_its_container_runs(monke
         asked.append(query)
         return SimpleNamespace(stdout=io.BytesIO(), stderr=io.BytesIO(), wait=lambda: 0, kill=lambda: None)
 
-    monkeypatch.setattr(pod_logs, "start_log", start_log)
+    monkeypatch.setattr(pod_logs, "start_reading_log", start_log)
     seen = pods(pod())
     with closing(PodLogs(Place("", "default"), "wine", lambda: seen, 0)) as logs:
         logs.copy_new()

@@ -25,11 +25,11 @@ from ddplaunch.features.live.rank_table import COLUMNS, SORT_KEYS
 from ddplaunch.features.live.styled_rows import (
     StyledText,
     display_width,
-    flow_parts,
+    render_plain_text,
     render_row,
     row_width,
-    strip_styles,
     truncate_row,
+    wrap_parts,
     wrap_text,
 )
 from ddplaunch.features.live.view_state import (
@@ -39,8 +39,8 @@ from ddplaunch.features.live.view_state import (
     ViewState,
     busy_cpus_by_rank,
     collectives_per_second,
-    correct_completed,
-    location_of,
+    correct_completed_counts,
+    describe_location,
     mark_moved,
     rank_activities,
     rank_activity,
@@ -92,7 +92,7 @@ def hanging(count: int, absent: int = 2, **what) -> ViewState:
 
 
 def shown(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
-    return strip_styles(render_footer(one, across, down)).splitlines()
+    return render_plain_text(render_footer(one, across, down)).splitlines()
 
 
 def inside(name: str, operation: str, other: int | None = None, **what) -> RankInspection:
@@ -177,7 +177,9 @@ def test_a_wait_outside_collectives():
     one = later(one, inspection=replace(one.current.inspection, ranks=ranks))
     assert waiting_ranks(one.current.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
     assert shown(one)[-1] == "0 www"
-    assert any(row.rstrip().endswith(" recv") for row in strip_styles(render_full_screen(one, 80, 24)).splitlines())
+    assert any(
+        row.rstrip().endswith(" recv") for row in render_plain_text(render_full_screen(one, 80, 24)).splitlines()
+    )
 
 
 def test_ranks_in_rare_states_come_first():
@@ -275,9 +277,9 @@ def test_a_rank_whose_counter_stays_behind_does_not_wait():
     stacks = [replace(each, threads=load_batch if each.rank == 2 else all_reduce) for each in counters]
     before = None
     for ranks in (stacks, counters, counters):
-        before = correct_completed(Inspection(1.0, tuple(ranks), 3), before)
+        before = correct_completed_counts(Inspection(1.0, tuple(ranks), 3), before)
         assert [number for number, _ in sorted(waiting_ranks(before))] == [0, 1]
-    later_on = correct_completed(Inspection(1.0, (*counters[:2], rank(2, 11, 10)), 3), before)
+    later_on = correct_completed_counts(Inspection(1.0, (*counters[:2], rank(2, 11, 10)), 3), before)
     assert [number for number, _ in sorted(waiting_ranks(later_on))] == [0, 1, 2]
 
 
@@ -319,7 +321,7 @@ def test_control_characters_are_escaped():
     one = snapshot(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), filter_text="")
     one = later(one, status=replace(one.current.status, run_id=bad, target=bad))
     for rows in (render_footer(one, 80, 24), render_full_screen(one, 80, 24)):
-        assert "\x1b" not in strip_styles(rows)
+        assert "\x1b" not in render_plain_text(rows)
 
 
 def test_names_of_ranks():
@@ -332,19 +334,21 @@ def test_rows_are_truncated_by_display_width():
     row = (StyledText("abc", "31"), StyledText("日本"))
     assert (display_width("日本"), row_width(row)) == (4, 7)
     assert (
-        strip_styles([truncate_row(row, 6), truncate_row(row, 4), truncate_row(row, 1), truncate_row(row, 0)])
+        render_plain_text([truncate_row(row, 6), truncate_row(row, 4), truncate_row(row, 1), truncate_row(row, 0)])
         == "abc日…\nabc…\n…\n\n"
     )
     assert render_row(row, True) == "\x1b[31mabc\x1b[0m日本"
     assert (
-        strip_styles(flow_parts([(StyledText("aa"),), (StyledText("bb"),), (StyledText("c" * 20),)], 8))
+        render_plain_text(wrap_parts([(StyledText("aa"),), (StyledText("bb"),), (StyledText("c" * 20),)], 8))
         == "aa | bb\nccccccc…\n"
     )
-    assert strip_styles(wrap_text("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
+    assert render_plain_text(wrap_text("one two three four", 9, 2)) == "one two\nthree fo…\n".replace(
+        "three fo…", "three …"
+    )
 
 
 def full(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
-    return strip_styles(render_full_screen(one, across, down)).splitlines()
+    return render_plain_text(render_full_screen(one, across, down)).splitlines()
 
 
 def busy_job(count: int, **what) -> ViewState:
@@ -433,9 +437,9 @@ def test_the_points_of_a_trend_are_bounded():
 
 def test_the_location_of_a_rank():
     frames = (Frame("load", "data.py", 3, True), Frame("<module>", "train.py", 9, True))
-    assert location_of(rank(0, threads=(Thread(frames),))) == "load data.py:3"
-    assert location_of(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
-    assert location_of(rank(0)) == ""
+    assert describe_location(rank(0, threads=(Thread(frames),))) == "load data.py:3"
+    assert describe_location(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
+    assert describe_location(rank(0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -467,7 +471,7 @@ def test_a_trend_starts_with_recorded_samples(days):
 def test_a_view_starts_with_recorded_samples():
     rows = tuple(RankSample(rank, 0.5, 1e9, 0.0, 0.0, 12.0 + rank, 0.0) for rank in (0, 1))
     view = LiveView(EventLoop(), None, None, on_quit=lambda: None)
-    view.seed_trends([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
+    view.add_earlier_samples([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
     assert [len(each.means) for each in view._trends.values()] == [60] * 3
     assert [each.means[-1] for each in view._trends.values()] == [13.0, 100.0, 80.0]
 

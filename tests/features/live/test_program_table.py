@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ddplaunch.features.live.frame import render_full_screen
 from ddplaunch.features.live.program_table import MAX_PROGRAM_ROWS, render_programs
-from ddplaunch.features.live.styled_rows import row_width, strip_styles
+from ddplaunch.features.live.styled_rows import render_plain_text, row_width
 from ddplaunch.features.live.view_state import ViewState, find_program_gpus
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
 from ddplaunch.system.devices.gpu_usage import GpuUsage
@@ -33,13 +33,13 @@ def test_a_row_for_each_program():
     server = program(gpus="2-3", cpu=11.0, memory=2 * GIB, quiet=3.0, last_line="INFO serving", host="here")
     failed = program("judge", state="ended", pid=8, code=7, last_line="out of memory")
     seen = view(server, failed, before=replace(server, cpu=10.0), program_gpus={"vllm": gpus[2:]})
-    assert strip_styles(render_programs(seen, 99)).splitlines() == [
+    assert render_plain_text(render_programs(seen, 99)).splitlines() == [
         "program is          for CPU%  mem GPU% GPUmem silent last line",
         "vllm    ready     1m05s   50 2.0G   25   8.0G   3.0s INFO serving",
         "judge   ended (7) 1m05s                              out of memory",
     ]
-    assert strip_styles(render_programs(seen, 60)).splitlines()[1].endswith("3.0s")
-    assert "vllm    ready " in strip_styles(render_full_screen(seen, 80, 24))
+    assert render_plain_text(render_programs(seen, 60)).splitlines()[1].endswith("3.0s")
+    assert "vllm    ready " in render_plain_text(render_full_screen(seen, 80, 24))
     assert render_programs(view(), 80) == []
 
 
@@ -63,7 +63,7 @@ def test_the_gpus_of_a_program_are_those_with_its_indices(monkeypatch):
 
 def test_of_many_programs_those_that_are_not_ready_come_first():
     many = [program(f"p{number}", state="starting" if number == 30 else "ready") for number in range(50)]
-    lines = strip_styles(render_programs(view(*many), 80)).splitlines()
+    lines = render_plain_text(render_programs(view(*many), 80)).splitlines()
     assert lines[1].startswith("p30")
     assert (len(lines), lines[-1]) == (MAX_PROGRAM_ROWS + 2, "and 42 more programs")
 

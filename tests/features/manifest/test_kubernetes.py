@@ -17,7 +17,7 @@ import yaml as pyyaml
 from ruamel.yaml import YAML
 
 from ddplaunch.cli import launcher_command
-from ddplaunch.features.manifest.pod_job import longest_name, name_from
+from ddplaunch.features.manifest.pod_job import derive_job_name, max_name_length
 from tests.conftest import ddplaunch_command, run_command
 from tests.features.manifest.pods import pods
 from tests.features.manifest.test_yaml import NASTY
@@ -254,7 +254,7 @@ def test_pods_that_the_job_controller_restarts(manifest):
     ],
 )  # fmt: skip
 def test_names_from_targets(target, name):
-    assert name_from(target, longest_name(2)) == name
+    assert derive_job_name(target, max_name_length(2)) == name
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])

@@ -184,7 +184,7 @@ def test_dill_has_the_main_module_of_the_program(installed, run_two):
 
 
 def test_ranks_that_are_forked_or_may_not_be_import_no_torch_themselves(monkeypatch):
-    monkeypatch.setattr(node, "is_new", lambda *_: True)
+    monkeypatch.setattr(node, "record_if_new", lambda *_: True)
     notes = list[str]()
     for forks, unsafe in ((True, None), (False, "b"), (False, None)):
         event = ZygoteReady(forks, unsafe, 0.1, because="a")

@@ -18,8 +18,8 @@ from ddplaunch.core.agent.node_ranks import NodeRanks
 from ddplaunch.core.agent.rank_channel import RankChannel
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.rank.rank_runner import load_private_module
-from ddplaunch.features.profile.hot_spots import NATIVE_FRAME, find_hot_spots, find_outliers, late_ranks
-from ddplaunch.features.profile.node import RankProfiler
+from ddplaunch.features.profile.hot_spots import NATIVE_FRAME, describe_late_ranks, find_hot_spots, find_outliers
+from ddplaunch.features.profile.node import NodeProfiler
 from ddplaunch.features.profile.rank_profile import STARTING, CollectiveKind, RankProfile
 from ddplaunch.features.profile.rpc import KIND, ProfileRequest
 from ddplaunch.observe.node.rank_stack_dump import NO_SIGNAL_ERROR
@@ -48,7 +48,7 @@ def test_a_rank_is_starting_until_it_has_reported_the_signal_of_profiles(reporte
             rank_file_path=lambda rank, kind: None,
         )
         request = RpcRequest(1, "profile", 5.0, ProfileRequest(0.1))
-        RankProfiler(loop, cast("NodeRanks", ranks), request, lambda reply, is_last: replies.append(reply)).start()
+        NodeProfiler(loop, cast("NodeRanks", ranks), request, lambda reply, is_last: replies.append(reply)).start()
     channel.close()
     assert [reply.missing_reason for reply in replies if reply] == [reason]
 
@@ -122,9 +122,9 @@ def test_the_rank_that_enters_collectives_last():
         begins = [(number, number * 100_000 + late + more) for number in range(40) for more in (0, 50)]
         calls = tuple(figure for number, begin in begins for figure in (0, number, begin, 0))
         profiles.append(RankProfile(rank, f"n{rank}", "", 10.0, 0.001, kinds=kinds, calls=calls))
-    (sentence,), ranks = late_ranks(profiles)
+    (sentence,), ranks = describe_late_ranks(profiles)
     assert (ranks, sentence.partition(" of ")[0]) == ([1], "rank 1 was last in 100 %")
-    (sentence,), ranks = late_ranks(replace(each, error=None) for each in profiles)
+    (sentence,), ranks = describe_late_ranks(replace(each, error=None) for each in profiles)
     assert (ranks, sentence.rpartition(": ")[2]) == ([], "their clocks have not been compared yet")
 
 
@@ -160,7 +160,7 @@ def test_the_profiler_of_torch_runs_until_the_end_or_until_the_program_starts_it
 
     def begin(*before: str, seconds: int = 600) -> Any:
         log[:] = before
-        trace = module.TorchTrace(str(tmp_path / "p"), time.monotonic_ns() + seconds * 10**9)
+        trace = module.TorchProfiler(str(tmp_path / "p"), time.monotonic_ns() + seconds * 10**9)
         for _ in range(2):
             trace.start()
             trace.stop_if_due()

@@ -29,7 +29,7 @@ def test_nodes_with_ranks_come_first_then_those_of_each_program():
     assert placement.nodes_with_ranks == 3
     assert where(placement) == {"infer.0": 3, "infer.1": 4, "env": 0, "judge": 5}
     assert placement.gate == ("infer.0", "infer.1", "env", "judge")
-    assert (placement.nearest("infer", 4), placement.nearest("infer", 0)) == ("infer.1", "infer.0")
+    assert (placement.nearest_instance("infer", 4), placement.nearest_instance("infer", 0)) == ("infer.1", "infer.0")
 
 
 def test_copies_beside_another_program_and_on_each_node():

@@ -26,7 +26,7 @@ class Started:
             job_config=SimpleNamespace(max_nodes=1),
             job=SimpleNamespace(emit=lambda event: None, send=self.sent.append),
             node=SimpleNamespace(streams=SimpleNamespace(tail=lambda name, size: self._output[-size:])),
-            tree=SimpleNamespace(environ={}, add_session=lambda pid: None),
+            tree=SimpleNamespace(environ={}, add_rank_session=lambda pid: None),
             screen=SimpleNamespace(show_note=self.notes.append, show_footer=lambda text: None),
             loop=loop,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.core.agent.zygote_client import make_zygote_config
-from ddplaunch.core.agent.zygote_process import ZygoteStart
+from ddplaunch.core.agent.zygote_process import ZygoteStartSettings
 from ddplaunch.core.rank import zygote_channel
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.reservations.early_zygote import EarlyZygote
@@ -136,7 +136,7 @@ def test_variables_that_an_import_has_read(tmp_path, changes, outcome):
     before = clean_environment({"PYTHONPATH": str(tmp_path), "READ": "1", "UNREAD": "1", "NATIVE_THREADS": "1"})
     plan = ZygotePlan(forks=True, modules=("module",), native_reads="NATIVE_[A-Z]+")
     config = make_zygote_config(plan)
-    early = EarlyZygote(ZygoteStart(config, before, "title"))
+    early = EarlyZygote(ZygoteStartSettings(config, before, "title"))
     pid = early.child_pid
     after = {name: value for name, value in {**before, **changes}.items() if value is not None}
     found = early.get_zygote(config, after)
@@ -155,7 +155,7 @@ def test_variables_that_an_import_has_read(tmp_path, changes, outcome):
 
 def test_another_plan_ends_it():
     config = make_zygote_config(ZygotePlan(forks=True))
-    early = EarlyZygote(ZygoteStart(config, clean_environment(), "title"))
+    early = EarlyZygote(ZygoteStartSettings(config, clean_environment(), "title"))
     pid = early.child_pid
     assert early.get_zygote({**config, "sys_path_0": "/other"}, clean_environment()) is None
     assert not is_alive(pid)

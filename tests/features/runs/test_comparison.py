@@ -190,7 +190,7 @@ def test_the_row_of_further_packages_has_no_values(monkeypatch, tmp_path):
     """Before a rerun it is a line of its own, not a difference of "…" and "…"."""
     before = Provenance("n0", "3.11.2", packages={f"p{number:02}": "1" for number in range(30)})
     now = replace(before, packages=dict.fromkeys(before.packages, "2"))
-    monkeypatch.setattr(rerun_check, "read_current", lambda folder: (now, b""))
+    monkeypatch.setattr(rerun_check, "read_current_provenance", lambda folder: (now, b""))
     monkeypatch.setattr(rerun_check, "MAX_DIFFERENCES", 50)
     lines = rerun_check.describe_differences("r", before, b"", str(tmp_path), with_code=True)
     assert lines[0] == "p00: 1 then, 2 now"

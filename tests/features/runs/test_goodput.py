@@ -23,7 +23,7 @@ from ddplaunch.core.events import (
 )
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.checkpoint.node import find_newest_checkpoint
-from ddplaunch.features.runs.goodput import format_goodput, total_time
+from ddplaunch.features.runs.goodput import format_goodput, total_breakdown
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
 from ddplaunch.observe.history import history_store
 from ddplaunch.observe.history.blamed_hosts import find_blamed_hosts
@@ -287,9 +287,9 @@ def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRec
 
 def test_time_between_the_runs_of_a_job_is_queued():
     runs = [run("a", 50.0, TimeBreakdown(steady=10.0)), run("b", 100.0, TimeBreakdown(imports=1.0, steady=9.0))]
-    assert total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
-    assert total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
-    assert total_time(runs, 20.0).wall_s == 110.0 - 20.0
+    assert total_breakdown(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
+    assert total_breakdown(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
+    assert total_breakdown(runs, 20.0).wall_s == 110.0 - 20.0
 
 
 def failed(host: str, moment: float, code: int | None = None, number: int | None = None, message: str | None = None):

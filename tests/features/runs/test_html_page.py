@@ -26,7 +26,7 @@ from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
 from ddplaunch.features.runs.html_report.template import SCRIPT, SCRIPT_HASH, STYLE
-from ddplaunch.features.runs.html_report.timeline import axis
+from ddplaunch.features.runs.html_report.timeline import axis_ticks
 from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
 from ddplaunch.observe.diagnosis.inspection import ProcessCondition
 from ddplaunch.observe.history.run_record import RankRecord, RunRecord, RunState
@@ -172,7 +172,7 @@ def test_pages_equal_the_golden_files(file, monkeypatch):
     ],
 )
 def test_a_time_axis_has_at_most_six_labels(total, labels):
-    assert ", ".join(tick.text for tick in axis(total)) == labels
+    assert ", ".join(tick.text for tick in axis_ticks(total)) == labels
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():

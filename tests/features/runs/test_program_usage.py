@@ -1,6 +1,6 @@
 """Tests of what the samples say of programs beside the ranks."""
 
-from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_to_programs
+from ddplaunch.core.control_socket.job_status import ProgramStatus, apply_event_to_programs
 from ddplaunch.core.events import ProgramExited, ProgramPlanned, ProgramStarted
 from ddplaunch.features.runs.program_usage import add_program_usage
 from ddplaunch.observe.diagnosis.inspection import ProgramInspection
@@ -47,10 +47,10 @@ def test_the_record_gets_peak_and_silence():
     assert (running.peak_memory, running.quiet) == (900, 9.0)
     (unknown,) = add_program_usage((VLLM,), [])
     assert unknown == VLLM
-    known = apply_to_programs((VLLM,), ProgramStarted("vllm", 7, 0), 2.0)
-    known = apply_to_programs(known, ProgramExited("vllm", 3, 0, 2000, 1.5), 3.0)
+    known = apply_event_to_programs((VLLM,), ProgramStarted("vllm", 7, 0), 2.0)
+    known = apply_event_to_programs(known, ProgramExited("vllm", 3, 0, 2000, 1.5), 3.0)
     (ended,) = add_program_usage(known, samples)
     assert (ended.peak_memory, ended.quiet) == (2000, 1.5)
-    again = apply_to_programs(known, ProgramExited("vllm", 3, 1, 500, 0.5), 9.0)
+    again = apply_event_to_programs(known, ProgramExited("vllm", 3, 1, 500, 0.5), 9.0)
     assert (again[0].peak_memory, again[0].quiet) == (2000, 0.5), "the most of all starts, the last silence"
-    assert apply_to_programs(again, ProgramPlanned("vllm", "service", "", ""), 10.0)[0].peak_memory == 0
+    assert apply_event_to_programs(again, ProgramPlanned("vllm", "service", "", ""), 10.0)[0].peak_memory == 0

@@ -151,7 +151,7 @@ def test_git_that_hangs_is_ended_with_the_run(run_ddplaunch, project, tmp_path):
 
 
 def test_the_text_for_a_launcher_that_died(project):
-    git_of_orphan = provenance_probe.Git(str(project), time.monotonic() + 600, parent=-1)
+    git_of_orphan = provenance_probe.GitRunner(str(project), time.monotonic() + 600, parent=-1)
     with pytest.raises(provenance_probe.GitFailed, match=r"^git had not answered when the launcher died$"):
         git_of_orphan.run("status")
 

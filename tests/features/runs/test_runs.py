@@ -476,7 +476,7 @@ def test_a_reply_of_another_version_on_node_0_is_ignored(monkeypatch):
     seen = QueuedJob(job, "is running", None, BatchJobState("is running", is_running=True))
     for reply in ('[{"run": "7.1"}]', '{"error": 1}', "[1]", "hello"):
         monkeypatch.setattr(queued_jobs, "query_node_zero", lambda *words, reply=reply: reply)
-        assert queued_jobs._with_ranks([seen], Deadline(5)) == [seen]
+        assert queued_jobs._query_world_sizes([seen], Deadline(5)) == [seen]
     assert errors == []
 
 
@@ -521,7 +521,7 @@ def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path, monke
         return found
 
     monkeypatch.setattr(rank_logs, "read_last_lines", read_while_it_grows)
-    assert [*rank_logs.read_stored_output({0: [str(big)]}, [0], rank_logs.Part(1))] == [(0, b"line\n")]
+    assert [*rank_logs.read_stored_output({0: [str(big)]}, [0], rank_logs.OutputPart(1))] == [(0, b"line\n")]
     assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
     following = subprocess.Popen(
         ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.system.clusters.host_spec import Host, filter_hosts, read_hostfile, read_hosts
+from ddplaunch.system.clusters.host_spec import Host, filter_hosts, parse_hosts, read_hostfile
 from tests.conftest import ddplaunch_command, wait_until
 from tests.scaled_timeouts import scaled_timeout
 
@@ -101,13 +101,13 @@ BAD_FILES = [
 
 @pytest.mark.parametrize(("text", "hosts"), HOSTS)
 def test_hosts(text, hosts):
-    assert read_hosts(text) == hosts
+    assert parse_hosts(text) == hosts
 
 
 @pytest.mark.parametrize(("text", "complaint"), BAD_HOSTS, ids=[text[:30] for text, _ in BAD_HOSTS])
 def test_hosts_that_make_no_sense(text, complaint):
     with pytest.raises(UsageError, match=complaint) as caught:
-        read_hosts(text)
+        parse_hosts(text)
     assert caught.value.message.startswith("--hosts")
     assert caught.value.message.isprintable()
     assert len(caught.value.message) <= 400
@@ -214,7 +214,7 @@ def test_choices_of_users_and_addresses():
 
 def test_an_address_of_ipv6_without_brackets():
     with pytest.raises(UsageError) as caught:
-        read_hosts("fd77::1")
+        parse_hosts("fd77::1")
     assert caught.value.hint == "write an IPv6 address in brackets: [fd00::1]:4"
 
 

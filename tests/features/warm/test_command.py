@@ -94,7 +94,7 @@ def test_a_folder_with_wrong_permissions_is_not_used(tmp_path, monkeypatch):
     link.symlink_to(good)
     monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [str(each) for each in (loose, link, good)])
     assert warm_sockets.warm_socket_dir() == str(good)
-    assert warm_sockets.all_sockets() == []
+    assert warm_sockets.list_socket_paths() == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from ddplaunch.base.stack_frames import Frame
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.observe.diagnosis.stack_parser import parse_dump
 from ddplaunch.observe.diagnosis.waits import ranks_to_query
-from ddplaunch.observe.node.rank_reply import RankReply, apply_group_states, apply_last_collectives
+from ddplaunch.observe.node.rank_reply import RankReply, add_group_states, add_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("2.4", "2.9", "2.13", "2.15")  # of torch
@@ -83,8 +83,8 @@ def _rank(number: int, sample: Any) -> RankInspection:
         return RankInspection(number, "here", 100 + number, ProcessCondition.EXITED, code=0)
     threads = parse_dump("\n".join(sample["stacks"]).encode(), "/job", "/ddplaunch")
     found = RankInspection(number, "here", 100 + number, ProcessCondition.ALIVE, threads=threads, answers=False)
-    return apply_group_states(found, _parse_reply(sample["states"])) if "states" in sample else found
+    return add_group_states(found, _parse_reply(sample["states"])) if "states" in sample else found
 
 
 def _asked(rank: RankInspection, kind: str, version: str) -> RankInspection:
-    return apply_last_collectives(rank, _parse_reply(_sample(kind, version)[rank.rank]["entries"]))
+    return add_last_collectives(rank, _parse_reply(_sample(kind, version)[rank.rank]["entries"]))

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from ddplaunch.observe.diagnosis.flight_recorder import (
-    parse_call,
+    parse_active_call,
     parse_group_counts,
+    parse_group_states,
     parse_last_collectives,
-    parse_states,
 )
 from ddplaunch.observe.diagnosis.inspection import (
     ActiveCall,
@@ -17,7 +17,7 @@ from ddplaunch.observe.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
-from ddplaunch.observe.node.rank_reply import RankReply, apply_group_states, apply_last_collectives
+from ddplaunch.observe.node.rank_reply import RankReply, add_group_states, add_last_collectives
 
 ENTRY = {
     "collective_seq_id": 5,
@@ -54,14 +54,14 @@ def refuses(parse, dump):
 
 def test_counts_of_a_group():
     dump = states(last_completed_collective="5", last_enqueued_collective="6", last_started_collective="-1")
-    assert parse_states(dump) == (GroupState("0", 6, 5),)
+    assert parse_group_states(dump) == (GroupState("0", 6, 5),)
     none_yet = states(last_completed_collective="-1", last_enqueued_collective="1")
-    assert parse_states(none_yet) == (GroupState("0", 1, 0),)
+    assert parse_group_states(none_yet) == (GroupState("0", 1, 0),)
 
 
 @pytest.mark.parametrize("dump", [b"{}", b'{"pg_status": {}}', b'{"version": "2.10"}'])
 def test_no_process_group_yet(dump):
-    assert parse_states(dump) == parse_last_collectives(dump) == ()
+    assert parse_group_states(dump) == parse_last_collectives(dump) == ()
 
 
 def test_the_last_collective():
@@ -94,7 +94,7 @@ def test_no_collectives_of_a_destroyed_group_whose_name_another_has():
     """The default group of the second ``init_process_group`` has not been used yet."""
     groups = b'[["0","default_pg",[0,1],0]]'
     reply = RankReply.parse(b"\t".join([b"1", groups, b"", entries({"retired": True})]))
-    found = apply_last_collectives(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    found = add_last_collectives(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
     assert found.last == ()
 
 
@@ -104,7 +104,7 @@ def test_no_collectives_of_a_destroyed_group_whose_name_another_has():
 )
 def test_a_rank_has_replied_if_it_has_a_group_and_a_recorder(initialised, traces, answers):
     reply = RankReply.parse(b"\t".join([initialised, b'[["0","default_pg",[0,1],0]]', b"", *traces]))
-    found = apply_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    found = add_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
     assert found.answers is answers
 
 
@@ -112,7 +112,7 @@ def test_counts_of_a_destroyed_group_whose_name_another_has():
     """Which operations of the new one are complete is unknown: all but the last."""
     counts = states(last_enqueued_collective="6", last_completed_collective="6")
     reply = RankReply.parse(b"\t".join([b"1", b'[["0","default_pg",[0,1],3]]', b"", counts]))
-    found = apply_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    found = add_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
     assert found.groups == (GroupState("0", 3, 2),)
 
 
@@ -144,7 +144,7 @@ def test_names_of_tensor_types(types, sizes, expected):
     ],
 )  # fmt: skip
 def test_malformed_states_are_refused(dump):
-    assert refuses(parse_states, dump)
+    assert refuses(parse_group_states, dump)
 
 
 @pytest.mark.parametrize(
@@ -181,16 +181,18 @@ def test_control_characters_in_names_are_escaped():
 
 
 def test_the_active_call_of_a_rank():
-    assert parse_call(b"") is None
-    assert parse_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
+    assert parse_active_call(b"") is None
+    assert parse_active_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
     barrier = ActiveCall("monitored_barrier", "monitored_barrier", None)
-    assert parse_call(b"monitored_barrier monitored_barrier -1") == barrier
+    assert parse_active_call(b"monitored_barrier monitored_barrier -1") == barrier
     in_store = ActiveCall("wait", "store.wait", None, key="epoch 1|é")
-    assert parse_call(b"wait store.wait -1 - epoch\\x201\\x7c\\xe9") == in_store
+    assert parse_active_call(b"wait store.wait -1 - epoch\\x201\\x7c\\xe9") == in_store
     begins = ActiveCall("init_process_group", "init_process_group", 1, world_size=3)
-    assert parse_call(b"init_process_group init_process_group 1 - - 3") == begins
+    assert parse_active_call(b"init_process_group init_process_group 1 - - 3") == begins
     for number in (b"9999999999", b"-3"):
-        assert parse_call(b"a b %b - - %b" % (number, number)) == ActiveCall("a", "b", None), "nodes would refuse these"
+        assert parse_active_call(b"a b %b - - %b" % (number, number)) == ActiveCall("a", "b", None), (
+            "nodes would refuse these"
+        )
     for reply in (
         b"recv",
         b"recv recv two",
@@ -201,4 +203,4 @@ def test_the_active_call_of_a_rank():
         b"\xff \xff 1",
     ):
         with pytest.raises(ValueError):  # noqa: PT011
-            parse_call(reply)
+            parse_active_call(reply)

@@ -51,6 +51,6 @@ def test_which_ranks_are_watched(fields, expected):
 
 def test_the_sentence():
     (busy,) = find_busy_ranks(found(*WAITING, rank(2, 4, busy=1.0, threads=(Thread(stack("spin:88")),))))
-    where = find_loop([busy.own_frames])
+    where = find_loop([busy.user_frames])
     expected = "rank 2 has been at train.py:88 for 10 min, while ranks 0, 1 wait for it in all_reduce #5 of default_pg"
     assert describe_loop(busy, where, 600.0) == expected

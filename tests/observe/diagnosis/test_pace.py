@@ -15,7 +15,7 @@ from ddplaunch.observe.diagnosis.slow_ranks import (
     describe_slow_ranks,
     mean_lateness,
     measure_lateness,
-    typical_gap,
+    typical_collective_gap_s,
 )
 from tests.observe.diagnosis.recorded_hangs import EMPTY_RECORDER
 
@@ -283,4 +283,4 @@ def test_arrivals_are_bounded():
     ],
 )
 def test_the_typical_gap_is_that_of_a_step(gaps, usual):
-    assert typical_gap([CollectiveArrivals(0, "0", "default_pg", 1, 0.0, tuple(gaps))]) == usual
+    assert typical_collective_gap_s([CollectiveArrivals(0, "0", "default_pg", 1, 0.0, tuple(gaps))]) == usual

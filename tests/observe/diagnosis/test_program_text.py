@@ -3,7 +3,7 @@
 import pytest
 
 from ddplaunch.observe.diagnosis.inspection import Inspection, ProgramInspection
-from ddplaunch.observe.diagnosis.program_text import add_usage, describe_programs
+from ddplaunch.observe.diagnosis.program_text import describe_programs, programs_with_usage
 from ddplaunch.observe.diagnosis.wait_sentences import describe_waits
 
 
@@ -50,4 +50,7 @@ def test_ranks_that_wait_for_a_program_before_they_start():
 def test_the_cpus_between_two_inspections():
     before = Inspection(10.0, (), 2, programs=(program(cpu=5.0), program(host="b", pid=8)))
     now = Inspection(12.0, (), 2, programs=(program(cpu=8.0), program(host="b", pid=9, cpu=1.0)))
-    assert [(each.busy, each.gpu_busy) for each in add_usage(now, before, {"vllm": 7.0})] == [(1.5, 7.0), (None, 7.0)]
+    assert [(each.busy, each.gpu_busy) for each in programs_with_usage(now, before, {"vllm": 7.0})] == [
+        (1.5, 7.0),
+        (None, 7.0),
+    ]

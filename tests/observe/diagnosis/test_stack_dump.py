@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.base.stack_frames import MAX_FRAMES, Frame, parse_traceback
 from ddplaunch.observe.diagnosis.inspection import Thread
-from ddplaunch.observe.diagnosis.stack_parser import MAX_THREADS, find_stage, parse_dump
+from ddplaunch.observe.diagnosis.stack_parser import MAX_THREADS, find_stage_outside_program, parse_dump
 from tests.conftest import write_program
 
 
@@ -186,7 +186,7 @@ RUNNER = """
 )
 def test_what_a_rank_does_outside_of_its_program(function, frame, stage):
     text = textwrap.dedent(RUNNER).format(function).replace(":\n", f":\n{frame}", 1).encode()
-    assert find_stage(text, parse_dump(text, "/job", "/ddplaunch"), "/ddplaunch") == stage
+    assert find_stage_outside_program(text, parse_dump(text, "/job", "/ddplaunch"), "/ddplaunch") == stage
 
 
 @pytest.mark.parametrize(

@@ -249,8 +249,10 @@ def test_nodes_that_the_records_of_others_show_as_lost(of_first, of_second, fate
         known = {"node_rank": number, "host": f"n{number}", "fate": fate, "code": None, "ended": moment, **changes}
         return replace(record(2, attempts), **known)
 
-    assert history_store.mark_lost([]) == []
-    assert tuple(each.fate for each in history_store.mark_lost([node(0, **of_first), node(1, **of_second)])) == fates
+    assert history_store.mark_lost_nodes([]) == []
+    assert (
+        tuple(each.fate for each in history_store.mark_lost_nodes([node(0, **of_first), node(1, **of_second)])) == fates
+    )
 
 
 def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printed: bytes = b"") -> HistoryRecorder:
@@ -348,7 +350,7 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
     whole = run_record.parse_record(b"\n".join(lines), "r")
     found = run_record.parse_record(b"\n".join([*lines[:3], line, *lines[3:]]), "r")
     assert found is not None
-    assert [each for each in found.notes if not run_record.is_unread_note(each)] == [*whole.notes]
+    assert [each for each in found.notes if not run_record.is_skipped_lines_note(each)] == [*whole.notes]
     assert replace(found, notes=whole.notes) == whole
     assert run_record.parse_record(b"\n".join([line, *lines]), "r") is None or line == b"null"
     assert run_record.parse_record(b"\n".join(lines)[: -len(lines[-2]) // 2], "r") is not None
@@ -491,7 +493,7 @@ def test_few_of_many_records_are_read(state, monkeypatch):
     ps.read_records(history_store.list_runs(), now, everything=True)
     assert len(read) == 20
     read.clear()
-    assert len([*history_store.read_open_records()]) == len(read) == 1
+    assert len([*history_store.read_unfinished_records()]) == len(read) == 1
 
 
 def test_the_end_of_another_node_does_not_end_the_run(state):

@@ -106,7 +106,7 @@ def test_a_containers_share_of_the_time(
 
 @pytest.mark.parametrize(("quota", "usable"), [(None, 8), (2.5, 2), (0.5, 1), (100, 8)])
 def test_how_many_cpus_can_be_kept_busy(quota: float | None, usable: int) -> None:
-    assert Cpu(None, 16, 4, tuple(range(8)), (), quota=quota).usable == usable
+    assert Cpu(None, 16, 4, tuple(range(8)), (), quota=quota).usable_count == usable
 
 
 def test_the_quota_of_this_machines_kernel() -> None:

@@ -9,7 +9,7 @@ from ddplaunch.system.plan.rank_layout import (
     DeviceSlot,
     Node,
     assign_ranks,
-    bind_to_numa,
+    choose_numa_cpus,
     parse_nproc,
     threads_per_rank,
 )
@@ -77,7 +77,7 @@ def test_each_node_is_bound_by_its_own_count():
     ],
 )
 def test_numa_binding(slots, count, numa, allowed, bound):
-    assert list(bind_to_numa(slots, count, numa, allowed)) == bound
+    assert list(choose_numa_cpus(slots, count, numa, allowed)) == bound
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_all_nodes_make_the_same_plan():
     seen = [[(replace(rank, host=None), made.rank_environment(rank)) for rank in made.ranks] for made in plans]
     assert seen[0] == seen[1] == seen[2]
     assert [[rank.rank for rank in made.local_ranks] for made in plans] == [[0, 1, 2], [3], [4, 5]]
-    assert [made.hosts_store for made in plans] == [True, False, False]
+    assert [made.holds_store for made in plans] == [True, False, False]
 
 
 def test_flags_beat_variables_beat_detection():

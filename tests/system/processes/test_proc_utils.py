@@ -61,7 +61,7 @@ def test_the_end_of_a_process_is_waited_for(monkeypatch, sleeper, has_pidfds):
     assert proc_utils.wait_for_end(sleeper.pid, 0.0), "it is a zombie"
     sleeper.wait()
     assert (proc_utils.start_ticks(sleeper.pid), proc_utils.describe_process(sleeper.pid)) == (-1, f"pid {sleeper.pid}")
-    assert not proc_utils.is_caught(sleeper.pid, signal.SIGCHLD)
+    assert not proc_utils.catches_signal(sleeper.pid, signal.SIGCHLD)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_descendants_of_a_process():
             assert proc_utils.list_children(process.pid) == [shell, zombie]
             assert process.pid in proc_utils.list_children()
             assert (proc_utils.start_ticks(zombie), proc_utils.read_state(zombie)) == (-1, ("Z", process.pid))
-            caught = [proc_utils.is_caught(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+            caught = [proc_utils.catches_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
             assert caught == [True, False]
             name = f"sleep (pid {below})"  # "sh" until the shell's fork has started sleep
             wait_until(lambda: proc_utils.describe_process(below) == name, name)

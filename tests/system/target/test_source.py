@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.system.target.source import find_module, local_sources, parse_file, quoted_option_names
+from ddplaunch.system.target.source import find_module, find_option_names, local_sources, parse_file
 from tests.conftest import write_program
 
 BOOM = "raise SystemExit('this must not run')\n"
@@ -186,7 +186,7 @@ def test_local_sources_pass_over_what_cannot_be_read(tmp_path: Path):
 
 def test_the_options_that_a_file_names():
     """A file names options in quotes, as annotated fields and as parameters; other text and imports do not count."""
-    names = quoted_option_names(
+    names = find_option_names(
         ast.parse(
             """
             '''torchrun --nproc 4 train.py'''

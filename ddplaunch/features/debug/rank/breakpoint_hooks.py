@@ -115,13 +115,13 @@ class BreakpointHooks:
             self._patch_module(sys.modules[name])
         if missing := {*_STOP_FUNCTIONS} - sys.modules.keys():
             sys.meta_path.insert(0, _ImportWatcher(missing, self._patch_module))
-        os.register_at_fork(after_in_child=self._restore)
+        os.register_at_fork(after_in_child=self._uninstall_in_fork)
         if free := inspection_endpoint.list_free_signals():
             self.signal = free[0]
             _signal.signal(self.signal, self._on_signal)
             _signal.siginterrupt(self.signal, False)  # system calls of the program must not fail with EINTR
 
-    def _restore(self) -> None:
+    def _uninstall_in_fork(self) -> None:
         """Called in a process that the program forks: restore Python's own debuggers, without frames of this file."""
         if sys.breakpointhook == self._on_breakpoint:
             sys.breakpointhook = sys.__breakpointhook__
@@ -164,7 +164,7 @@ class BreakpointHooks:
         name, tool = _STOP_FUNCTIONS[module.__name__]
         before = getattr(module, name)
 
-        def stop(*args: Any, **named: Any) -> None:
+        def stop_in_debugger(*args: Any, **named: Any) -> None:
             if not self._is_rank_process:
                 return before(*args, **named)  # type: ignore[no-any-return]
             frame = _user_frame(sys._getframe(1))
@@ -176,9 +176,9 @@ class BreakpointHooks:
             self._terminal.stop(tool, before, frame, *args, **named)
             return None
 
-        stop.__name__ = stop.__qualname__ = name
-        stop.__doc__, stop.__module__ = before.__doc__, before.__module__
-        setattr(module, name, stop)
+        stop_in_debugger.__name__ = stop_in_debugger.__qualname__ = name
+        stop_in_debugger.__doc__, stop_in_debugger.__module__ = before.__doc__, before.__module__
+        setattr(module, name, stop_in_debugger)
         self._patched.append((module, name, before))
         if module.__name__ == "pdb":
             self._patch_pdb(module.Pdb)
@@ -189,7 +189,7 @@ class BreakpointHooks:
 
         def set_trace(instance: Any, frame: FrameType | None = None, *args: Any, **named: Any) -> None:
             frame = frame or _user_frame(sys._getframe(1))
-            if self._is_rank_process and _wants_terminal(instance):
+            if self._is_rank_process and _reads_stdin(instance):
                 return self._load_debugger().stop(frame, *args, **named)
             return before(instance, frame, *args, **named)  # type: ignore[no-any-return]
 
@@ -210,7 +210,7 @@ class BreakpointHooks:
                     sys.settrace(trace)
 
 
-def _wants_terminal(pdb: Any) -> bool:
+def _reads_stdin(pdb: Any) -> bool:
     """Whether a debugger reads this process's stdin. IPython's does not count: ``DebuggerTerminal`` serves it."""
     return pdb.stdin is sys.stdin and not any(each.__module__.startswith("IPython.") for each in type(pdb).__mro__)
 
@@ -236,12 +236,12 @@ class _ImportWatcher:
         spec: Any = next((found for each in others if (found := each.find_spec(name, path, target))), None)
         if hasattr(spec and spec.loader, "exec_module"):
             try:
-                self._call_after(spec.loader)
+                self._call_after_import(spec.loader)
             except AttributeError:
                 pass  # a loader with slots: this debugger stops at its own terminal
         return spec
 
-    def _call_after(self, loader: Any) -> None:
+    def _call_after_import(self, loader: Any) -> None:
         """Make a loader call back after an import; it stays patched, as a zip file's modules share one loader."""
         execute = loader.exec_module
 

@@ -50,7 +50,7 @@ class DebuggerTerminal:
                 self._restore_streams()
         tracer = getattr(traces, "__self__", None)
         if hasattr(tracer, "interaction") and "interaction" not in vars(tracer):
-            self._prepare(name, tracer)
+            self._patch_tracer(name, tracer)
         sys.settrace(traces)
         return None
 
@@ -59,7 +59,7 @@ class DebuggerTerminal:
         if self._streams and not self._connection.connect():
             raise TerminalDetached
 
-    def _prepare(self, name: str, tracer: Any) -> None:
+    def _patch_tracer(self, name: str, tracer: Any) -> None:
         """Make a debugger use the terminal at each later stop, and never stop in ddplaunch's code."""
         interact, stop_here = tracer.interaction, tracer.stop_here
 

@@ -43,7 +43,7 @@ class Debugger:
         self.lock = _thread.allocate_lock()
         self.holder = 0  # id of the thread that holds the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread id
-        self.is_ours = _is_ours
+        self.is_ours = _is_ddplaunch_frame
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
         """Stop the calling thread at the next line of ``frame``."""
@@ -86,7 +86,7 @@ class Debugger:
             trace = trace.tb_next
         code = frame.f_code  # type: ignore[union-attr]
         name = "" if code.co_name == "<module>" else code.co_name
-        file = rank_exit.name_in_folder(code.co_filename)
+        file = rank_exit.relative_path(code.co_filename)
         try:
             error = "" if failed is None else f"{type(failed).__name__}: {failed}"[:200]
         except BaseException:  # what the exception overrides
@@ -117,7 +117,7 @@ class DebugConnection:
         """Connect if not connected; return whether the rank may stop: a detached one may for errors only."""
         if self._socket is None and not self._connect():
             return False
-        while self._has_pending():
+        while self._has_pending_message():
             kind, _ = self._receive()
             self.is_detached = kind == "DetachUser" or (self.is_detached and kind != "AttachUser")
         return self._socket is not None and (error is not None or not self.is_detached)
@@ -139,7 +139,7 @@ class DebugConnection:
         self._socket = connection
         return True
 
-    def _has_pending(self) -> bool:
+    def _has_pending_message(self) -> bool:
         """Whether a message of the launcher, or the end of the connection, can be read."""
         poll = select.poll()
         if self._socket is not None:
@@ -290,11 +290,11 @@ class RankPdb(pdb.Pdb):
     def get_stack(self, f: Any, t: Any) -> Any:
         """Return the stack as pdb does, without ddplaunch's frames, which are the outermost."""
         stack, index = super().get_stack(f, t)
-        skipped = next((n for n, (each, _) in enumerate(stack) if not _is_ours(each)), 0)
+        skipped = next((n for n, (each, _) in enumerate(stack) if not _is_ddplaunch_frame(each)), 0)
         return stack[skipped:], max(0, index - skipped)
 
     def stop_here(self, frame: FrameType) -> bool:
-        return not _is_ours(frame) and super().stop_here(frame)
+        return not _is_ddplaunch_frame(frame) and super().stop_here(frame)
 
     def complete_line(self, line: str) -> tuple[int, list[str]]:
         """Complete the last word of a line: return where it begins, and the candidates."""
@@ -374,6 +374,6 @@ def _is_traced() -> bool:
 _LIBRARY_PREFIXES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_ddplaunch_frame(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     return path.startswith(_PACKAGE_DIR) and f"{os.sep}rank{os.sep}" in path[len(_PACKAGE_DIR) - 1 :]

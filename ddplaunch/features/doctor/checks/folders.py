@@ -87,18 +87,18 @@ def _check_job_folder(name: str, folder: JobFolder) -> Findings:
         yield Finding(Severity.ERROR, name, text, "check the file server and the mount (`mount`, dmesg)")
     elif folder.error:
         severity = Severity.ERROR if vital else Severity.WARNING
-        yield Finding(severity, name, f"cannot write to {folder.what}: {folder.error}", _how_to_move(folder))
+        yield Finding(severity, name, f"cannot write to {folder.what}: {folder.error}", _move_hint(folder))
     elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LOW_DISK_BYTES:
         severity = Severity.ERROR if folder.free < MIN_DISK_BYTES else Severity.WARNING
         text = f"{folder.what} has {format_size(folder.free)} free of {format_size(folder.total or 0)}"
-        yield Finding(severity, name, text, f"free some space, or {_how_to_move(folder)}")
+        yield Finding(severity, name, text, f"free some space, or {_move_hint(folder)}")
 
 
-def _how_to_move(folder: JobFolder) -> str:
+def _move_hint(folder: JobFolder) -> str:
     return "choose another: export TMPDIR=FOLDER" if folder.what == "TMPDIR" else "choose another folder"
 
 
-def _free(what: str) -> Callable[[NodeFacts], int | None]:
+def _free_bytes_reader(what: str) -> Callable[[NodeFacts], int | None]:
     return lambda facts: next((folder.free for folder in facts.folders if folder.what == what), None)
 
 
@@ -106,9 +106,9 @@ CHECK = HealthCheck(
     _read,
     _find_problems,
     size_rows={
-        "free: /dev/shm": _free("/dev/shm"),
-        "  this folder": _free("the current folder"),
-        "  TMPDIR": _free("TMPDIR"),
-        "  cache": _free(_CACHE_DIR_TEXT),
+        "free: /dev/shm": _free_bytes_reader("/dev/shm"),
+        "  this folder": _free_bytes_reader("the current folder"),
+        "  TMPDIR": _free_bytes_reader("TMPDIR"),
+        "  cache": _free_bytes_reader(_CACHE_DIR_TEXT),
     },
 )

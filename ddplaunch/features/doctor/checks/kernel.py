@@ -9,7 +9,7 @@ from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import format_size
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits
-from ddplaunch.system.devices.cgroups import available_memory, list_cgroup_dirs
+from ddplaunch.system.devices.cgroups import apply_memory_limits, list_cgroup_dirs
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.sysfs import read_int
 from ddplaunch.system.processes.process_limits import ResourceLimitError, check_proc
@@ -26,7 +26,7 @@ def _read(_: CheckContext) -> FactReader:
 
 def _read_facts() -> dict[str, object]:
     cpu = read_cpu("/sys")
-    total, available = available_memory(cpu.memory_total, cpu.memory_available)
+    total, available = apply_memory_limits(cpu.memory_total, cpu.memory_available)
     return {
         "kernel": os.uname().release,
         "limits": _read_limits(),
@@ -49,7 +49,7 @@ def _find_process_limit() -> tuple[str, str] | None:
 
 
 def _read_limits() -> ProcessLimits:
-    def soft(which: int) -> int | None:
+    def read_soft_limit(which: int) -> int | None:
         value = resource.getrlimit(which)[0]
         return None if value == resource.RLIM_INFINITY else value
 
@@ -59,9 +59,9 @@ def _read_limits() -> ProcessLimits:
         if limit is not None and used is not None:
             left.append(limit - used)
     return ProcessLimits(
-        memlock=soft(resource.RLIMIT_MEMLOCK),
-        open_files=soft(resource.RLIMIT_NOFILE),
-        processes=soft(resource.RLIMIT_NPROC) if os.geteuid() else None,
+        memlock=read_soft_limit(resource.RLIMIT_MEMLOCK),
+        open_files=read_soft_limit(resource.RLIMIT_NOFILE),
+        processes=read_soft_limit(resource.RLIMIT_NPROC) if os.geteuid() else None,
         processes_left=min(left, default=None),
     )
 

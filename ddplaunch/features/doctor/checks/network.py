@@ -47,7 +47,7 @@ def read_network(toward: str) -> NetworkFacts:
     networks = tuple(NetworkAddress(*each) for each in list_networks())
     unknown = tuple(map(_shorten, find_unknown_interfaces(os.environ)))
     variables = tuple((_shorten(name), _shorten(value)) for name, value in read_network_variables(os.environ).items())
-    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised(), networks, unknown, variables)
+    return NetworkFacts(link, error, _try_loopback(), _is_clock_synchronised(), networks, unknown, variables)
 
 
 def _shorten(text: str) -> str:
@@ -98,7 +98,7 @@ def _try_loopback() -> str | None:
     return None
 
 
-def _clock_synchronised() -> bool | None:
+def _is_clock_synchronised() -> bool | None:
     """Whether the kernel says that the clock is synchronised with a time server (adjtimex(2)); None if unknown."""
     try:
         timex = (ctypes.c_char * 512)()  # struct timex; its first field, what to change, is 0: nothing

@@ -25,13 +25,13 @@ class TorchFacts(Struct, frozen=True):
 
 
 def _read(context: CheckContext) -> FactReader:
-    def read() -> dict[str, object]:
+    def wait_for_facts() -> dict[str, object]:
         found = context.benchmark_process.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
         timeout = f"torch was not imported within {TORCH_IMPORT_TIMEOUT_S:g} s"
         why = timeout if context.benchmark_process.timed_out else "import torch terminated Python"
         return {"python": "{}.{}.{}".format(*sys.version_info[:3]), **asdict(found or TorchFacts(None, why))}
 
-    return read
+    return wait_for_facts
 
 
 def read_torch() -> TorchFacts:

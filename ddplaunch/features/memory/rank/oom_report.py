@@ -34,9 +34,9 @@ class Side:
         self._pid, self._count = os.getpid(), 0
 
     def begin(self) -> None:
-        inspection_endpoint.call_after_import("torch.cuda", "_lazy_call", self._install)
+        inspection_endpoint.call_after_import("torch.cuda", "_lazy_call", self._queue_setup)
 
-    def _install(self, cuda: ModuleType) -> None:
+    def _queue_setup(self, cuda: ModuleType) -> None:
         """Called once torch.cuda is imported: queue the setup, which torch runs when the program initialises CUDA."""
         cuda._lazy_call(self._start)
 
@@ -63,7 +63,7 @@ class Side:
             lines = [
                 f"rank {self._rank} requested {_format_size(wanted)} on cuda:{device} ({_format_size(free)} "
                 f"of {_format_size(total)} free); its tensors use {_format_size(used)}{self._current_line()}",
-                f"largest by line: {self._largest_blocks(blocks)}" if blocks else "",
+                f"largest by line: {self._describe_largest_lines(blocks)}" if blocks else "",
                 self._save_snapshot(snapshot),
             ]
             fd = os.open(self._summary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -82,7 +82,7 @@ class Side:
                 frame = frame.f_back
         return ""
 
-    def _largest_blocks(self, blocks: list[tuple[int, Any]]) -> str:
+    def _describe_largest_lines(self, blocks: list[tuple[int, Any]]) -> str:
         """Describe the lines of the user's code that allocated most: total size and number of blocks of each."""
         totals: dict[str, tuple[int, int]] = {}
         for size, frames in blocks:
@@ -128,7 +128,7 @@ def _list_allocated_blocks(snapshot: Any, device: int) -> Any:
 
 
 def _format_line(file: str, line: int) -> str:
-    return f"{rank_exit.name_in_folder(file)}:{line}"
+    return f"{rank_exit.relative_path(file)}:{line}"
 
 
 def _format_size(count: int) -> str:

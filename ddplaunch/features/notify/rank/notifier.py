@@ -54,7 +54,7 @@ class Notifier:
                 continue
             pending = event
             if not (data := self._socket.recv(1 << 16)):
-                exit_cleanly()
+                kill_descendants_and_exit()
             pending += data
 
     def _run_command(self, number: int, event: bytes) -> tuple[int | None, str] | None:
@@ -74,7 +74,7 @@ class Notifier:
         while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
             ready, _, _ = select.select(watched, (), (), max(0.0, limits[0] - time.monotonic()))
             if self._socket.fileno() in ready:  # only the end of file arrives while a command runs
-                exit_cleanly()
+                kill_descendants_and_exit()
             if self._wakeup_fd in ready:
                 os.read(self._wakeup_fd, 4096)
             if read in ready:
@@ -129,7 +129,7 @@ class Notifier:
                 os.close(stdin_writer)
 
 
-def exit_cleanly() -> NoReturn:
+def kill_descendants_and_exit() -> NoReturn:
     proc_utils.kill_descendants(os.getpid())
     os._exit(0)
 
@@ -143,4 +143,4 @@ if __name__ == "__main__":
     try:
         Notifier(launcher, json.loads(sys.argv[2]), float(sys.argv[3])).run()
     except OSError:  # the launcher has ended
-        exit_cleanly()
+        kill_descendants_and_exit()

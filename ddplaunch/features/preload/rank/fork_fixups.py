@@ -50,7 +50,7 @@ GENERATORS = frozenset(
 def apply_fixups(modules: Modules) -> None:
     """Repair the preloaded ``modules`` for this process; a module with an unknown layout is left alone."""
     repairs = (
-        _fix_rank_variables,
+        _fix_stored_ranks,
         _reseed_generators,
         _reset_session_id,
         _renew_authentication_keys,
@@ -76,7 +76,7 @@ def resolve_name(path: str, modules: Modules) -> Any:
     return None
 
 
-def _fix_rank_variables(modules: Modules) -> None:
+def _fix_stored_ranks(modules: Modules) -> None:
     """Set the rank as the modules themselves would: Lightning has a function for it, torchmetrics a statement."""
     for name in sorted(RANK_READERS & modules.keys()):
         module = modules[name]

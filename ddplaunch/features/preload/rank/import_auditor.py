@@ -89,7 +89,7 @@ class ImportAuditor:
             os.close(fd)
         for fd in self._captured_output:
             os.close(fd)
-        self.violation = self.violation or self._find_unknown_module() or self._find_generator()
+        self.violation = self.violation or self._find_unknown_module() or self._find_random_generator()
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -101,11 +101,11 @@ class ImportAuditor:
     def _capture_state(self) -> dict[str, Any]:
         os.umask(umask := os.umask(0o77))
         state: dict[str, Any] = {
-            _VARIABLES: self._list_variables(),
+            _VARIABLES: self._list_checked_variables(),
             _FOLDER: rank_exit.current_folder(),
             _HANDLERS: [*map(signal.getsignal, _SIGNALS), signal.getitimer(signal.ITIMER_REAL)],
             _UMASK: umask,
-            "open files": _open_fds(),
+            "open files": _list_open_fds(),
             "child processes": self._children(),
         }
         torch = sys.modules.get("torch")
@@ -113,7 +113,7 @@ class ImportAuditor:
             state["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
         return state
 
-    def _list_variables(self) -> dict[str, str]:
+    def _list_checked_variables(self) -> dict[str, str]:
         """Return the variables that an import must not change: of thread pools, and those that native code sets."""
         return {
             name: value
@@ -134,11 +134,11 @@ class ImportAuditor:
                 return f"{top} was imported, which is not a known package"
         return None
 
-    def _find_generator(self) -> str | None:
+    def _find_random_generator(self) -> str | None:
         """Find a random generator that is not reseeded in each fork."""
         names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS)
         allowed = {id(self._repairs.resolve_name(name, sys.modules)) for name in names}
-        kinds = _generator_types()
+        kinds = _random_generator_types()
         objects = gc.get_objects()
         for start in range(0, len(objects), _MAX_OBJECTS):
             referents = gc.get_referents(*objects[start : start + _MAX_OBJECTS])
@@ -157,7 +157,7 @@ _REPAIRED_GENERATORS = (
 """The generators of Python, numpy and torch: reseeded in each rank, or by the random module itself."""
 
 
-def _generator_types() -> frozenset[type]:
+def _random_generator_types() -> frozenset[type]:
     """Return the types of random generators."""
     bases = {"random": ["Random"], "numpy.random": ["Generator", "RandomState", "BitGenerator"], "torch": ["Generator"]}
     found = {getattr(sys.modules.get(module), name, None) for module, names in bases.items() for name in names} - {None}
@@ -167,7 +167,7 @@ def _generator_types() -> frozenset[type]:
     return frozenset(todo) - {getattr(sys.modules.get("random"), "SystemRandom", object)}
 
 
-def _open_fds() -> set[str]:
+def _list_open_fds() -> set[str]:
     """Return all open descriptors with their paths, except stdout and stderr."""
     numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}

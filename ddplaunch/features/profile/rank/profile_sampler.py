@@ -31,7 +31,7 @@ class ProfileSampler:
     def __init__(self) -> None:
         self.signal = self._start_ns = self._period_ns = self._ticks = self._max_nodes = 0
         self._path = b""
-        self._torch: TorchTrace | None = None
+        self._torch: TorchProfiler | None = None
         self._recorded_ticks = 0
         self._clear()
 
@@ -53,7 +53,7 @@ class ProfileSampler:
         if self._torch and (self._torch.is_running or self._torch.path == os.fsdecode(self._path)):
             self._torch.end_ns = end_ns  # all ranks have started it, so the profile begins
         else:
-            self._torch = TorchTrace(os.fsdecode(self._path), end_ns) if torch else None
+            self._torch = TorchProfiler(os.fsdecode(self._path), end_ns) if torch else None
         self._clear()
 
     def start(self, frame: FrameType | None) -> None:
@@ -144,7 +144,7 @@ def _line_at(code: CodeType, offset: int) -> int:
     return code.co_firstlineno
 
 
-class TorchTrace:
+class TorchProfiler:
     """Runs torch.profiler in the main thread until the profile's end, or until the program starts a profiler itself.
 
     It starts and stops in signal handlers, in the main thread. Stopping it while it is being started kills the process
@@ -205,12 +205,12 @@ class TorchTrace:
             pass  # the disk is full
 
     def _wrap_start(self, start: Any) -> Any:
-        def begin(*words: Any, **options: Any) -> Any:
+        def stop_ours_and_start(*words: Any, **options: Any) -> Any:
             if _thread.get_ident() == sys.modules["threading"].main_thread().ident and os.getpid() == self._pid:
                 self.stop()
             return start(*words, **options)
 
-        return begin
+        return stop_ours_and_start
 
     def stop_if_due(self) -> None:
         """Stop torch.profiler if the profile's end has come."""

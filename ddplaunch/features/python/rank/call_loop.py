@@ -166,10 +166,10 @@ def _print(error: BaseException) -> None:
     try:
         sys.excepthook(type(error), error, _trace_of(error))
     except Exception:
-        print(_format(error), end="", file=sys.stderr)
+        print(_format_traceback(error), end="", file=sys.stderr)
 
 
-def _format(error: BaseException) -> str:
+def _format_traceback(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(type(error), error, _trace_of(error)))
     except BaseException:  # its class overrides what the traceback module reads
@@ -188,7 +188,7 @@ def _write_raised(error: BaseException, path: str) -> None:
     """Write an exception for the caller; only its text if it cannot be pickled."""
     full_traceback = _trace_of(error)
     _strip_own_frames(error)
-    text = _format(error)
+    text = _format_traceback(error)
     BaseException.with_traceback(error, full_traceback)
     raised = RaisedException(os.getpid(), time.time(), _message(error), text, error)
     try:

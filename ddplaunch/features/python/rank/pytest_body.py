@@ -63,11 +63,11 @@ def _isolate_store_keys(test: int) -> None:
     groups = itertools.count(1)
 
     @functools.wraps(rendezvous)
-    def separate(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+    def prefix_keys(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         for store, rank, world_size in rendezvous(*args, **kwargs):
             yield dist.PrefixStore(f"test {test}, group {next(groups)}", store), rank, world_size
 
-    handlers["env"] = separate
+    handlers["env"] = prefix_keys
 
 
 def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:

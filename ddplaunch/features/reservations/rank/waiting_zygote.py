@@ -78,7 +78,7 @@ class WaitingZygote:
             os._exit(1)
         before, config = self._environment, {**self._config, "server": None}
         others = [name for name in before.keys() | environment if before.get(name) != environment.get(name)]
-        if changed or self.origins.find_changed() or recorder.has_read(others):
+        if changed or self.origins.find_changed() or recorder.has_read_variable(others):
             cleanup.run()
             self._exec_new_interpreter(config, environment)
         for name in others:

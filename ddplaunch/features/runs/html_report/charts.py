@@ -80,13 +80,13 @@ class _Panel(NamedTuple):
     at_least: float = 0.0  # the least top of the scale: charts side by side have the same scale
 
     @property
-    def highest(self) -> float:
+    def highest_value(self) -> float:
         return max((each for each in self.high if each is not None), default=0.0)
 
     @property
     def top(self) -> float:
         """The highest value of the scale."""
-        return max(self.highest, self.at_least)
+        return max(self.highest_value, self.at_least)
 
     def describe(self, step: int) -> str | None:
         """Describe the values at a step; None without samples."""
@@ -107,11 +107,11 @@ def _build_panels(run: PageRun) -> Iterator[_Panel]:
             yield _Panel(panel, low, [median(values) if values else None for values in known], high)
 
 
-def find_scales(runs: Iterable[PageRun]) -> dict[str, float]:
+def find_highest_values(runs: Iterable[PageRun]) -> dict[str, float]:
     """Return the highest value of each metric in several runs, by its title."""
     found: dict[str, float] = {}
     for panel in (panel for run in runs for panel in _build_panels(run)):
-        found[panel.metric.title] = max(panel.highest, found.get(panel.metric.title, 0.0))
+        found[panel.metric.title] = max(panel.highest_value, found.get(panel.metric.title, 0.0))
     return found
 
 
@@ -136,7 +136,7 @@ def charts(run: PageRun, scales: Mapping[str, float] = {}) -> Mapping[str, objec
         "labels": labels,
         "labels_width": LABELS,
         "steps": CHART_STEPS,
-        "stalls": [_build_stall(run, *stall, height) for stall in run.stalls],
+        "stalls": [_build_stall_band(run, *stall, height) for stall in run.stalls],
         "panels": [_draw_panel(panel, step * place) for place, panel in enumerate(panels)],
         "restarts": [(at(run, each.began), f"attempt {each.number} began") for each in restarts],
         "tooltips": [*_build_tooltips(panels, run.total, height)],
@@ -146,12 +146,12 @@ def charts(run: PageRun, scales: Mapping[str, float] = {}) -> Mapping[str, objec
 def _draw_panel(panel: _Panel, y: int) -> Mapping[str, object]:
     to_text = panel.metric.format
     known = [each for each in panel.middle if each is not None]
-    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.highest)}"
+    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.highest_value)}"
     line, band = _line_path(panel.middle, panel.top), _band_path(panel.low, panel.high, panel.top)
     return {"title": title, "y": y, "line": line, "band": band}
 
 
-def _build_stall(run: PageRun, began: float, ended: float, height: int) -> Box:
+def _build_stall_band(run: PageRun, began: float, ended: float, height: int) -> Box:
     left, right = run.percent_at(began), run.percent_at(ended)
     title = f"stalled for {format_elapsed(ended - began)}"
     return Box(title, f"{left:.2f}%", f"{max(right - left, 0.2):.2f}%", 0, height)
@@ -178,7 +178,7 @@ def sparklines(run: PageRun, field: str) -> Mapping[int, str]:
 def _line_path(values: Values, top: float) -> str:
     """Return the SVG path of a line, with a part for each row of consecutive steps with values."""
     parts = []
-    for first, heights in _split_known_runs(values, top):
+    for first, heights in _split_known_steps(values, top):
         corners = [(y, first + place + 1) for place, y in enumerate(heights)]
         parts.append(f"M{first} {heights[0]}{_step_path(corners)}")
     return "".join(parts)
@@ -187,14 +187,14 @@ def _line_path(values: Values, top: float) -> str:
 def _band_path(low: Values, high: Values, top: float) -> str:
     """Return the SVG path of the area between two lines, which have values at the same steps."""
     parts = []
-    for (first, lower), (_, upper) in zip(_split_known_runs(low, top), _split_known_runs(high, top), strict=True):
+    for (first, lower), (_, upper) in zip(_split_known_steps(low, top), _split_known_steps(high, top), strict=True):
         there = [(y, first + place + 1) for place, y in enumerate(upper)]
         back = [(y, first + place) for place, y in enumerate(lower)][::-1]
         parts.append(f"M{first} {upper[0]}{_step_path(there)}{_step_path(back)}Z")
     return "".join(parts)
 
 
-def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
+def _split_known_steps(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
     """Yield each row of consecutive steps with values: its first step, and the height at each of its steps."""
     place = 0
     for known, group in groupby(values, lambda value: value is not None):

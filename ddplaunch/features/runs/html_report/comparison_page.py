@@ -22,7 +22,7 @@ def render_comparison(
     policy: str,
 ) -> str:
     """Return the page; ``differs`` and ``results``: the rows of the tables, the first cell is the row's name."""
-    scales = charts.find_scales(runs)
+    scales = charts.find_highest_values(runs)
     names = [run.name for run in runs]
     return load_template("comparison.html.jinja").render(
         title=" and ".join(names) if len(names) == 2 else f"{len(names)} runs",
@@ -31,7 +31,7 @@ def render_comparison(
         differs=differs,
         results=results,
         legend=LEGEND,
-        columns=[(run.name, charts.charts(run, scales), [*timeline.axis(run.total)]) for run in runs],
+        columns=[(run.name, charts.charts(run, scales), [*timeline.axis_ticks(run.total)]) for run in runs],
         policy=policy,
         style=STYLE,
     )

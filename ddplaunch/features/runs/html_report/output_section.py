@@ -22,11 +22,11 @@ def output(run: PageRun) -> Mapping[str, object] | None:
     printed = run.inputs.printed
     if not printed:
         return None
-    first = _first_ranks(run)
+    first = _ranks_to_show_first(run)
     order = sorted(printed, key=lambda rank: (first.index(rank) if rank in first else len(first), rank))
     shown = order[: MAX_BYTES // _LEAST]
     room = min(MAX_BYTES_PER_RANK, MAX_BYTES // len(shown))
-    blocks = [_block(rank, printed[rank], room, run, is_open=place < _OPEN) for place, rank in enumerate(shown)]
+    blocks = [_build_block(rank, printed[rank], room, run, is_open=place < _OPEN) for place, rank in enumerate(shown)]
     visible = _FIRST if len(blocks) > _MANY else len(blocks)
     left_out = len(order) - len(shown)
     attempt = run.inputs.printed_in
@@ -40,16 +40,16 @@ def output(run: PageRun) -> Mapping[str, object] | None:
     }
 
 
-def _first_ranks(run: PageRun) -> list[int]:
+def _ranks_to_show_first(run: PageRun) -> list[int]:
     """Return the ranks to show first: failed ones, then awaited ones; in the other order if none failed by itself."""
     seen = next((share.inspections[-1] for share in run.shares if share.inspections), None)
-    awaited = [rank for wait in find_waits(seen) for rank in wait.roots] if seen else []
+    awaited = [rank for wait in find_waits(seen) for rank in wait.root_causes] if seen else []
     failed = [*run.inputs.failed_first]
     failed_by_itself = run.verdict is not None and not (run.verdict.blame or run.verdict.first.is_secondary)
     return failed + awaited if failed_by_itself else awaited + failed
 
 
-def _block(rank: int, data: bytes, room: int, run: PageRun, *, is_open: bool) -> Mapping[str, object]:
+def _build_block(rank: int, data: bytes, room: int, run: PageRun, *, is_open: bool) -> Mapping[str, object]:
     lines = _lines(data, room)
     host = run.hosts.get(rank, "")
     failed = " failed" if rank in run.inputs.failed_first else ""

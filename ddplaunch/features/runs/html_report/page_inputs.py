@@ -47,7 +47,7 @@ def _last_output(run: FoundRun) -> tuple[dict[int, bytes], int | None]:
     if run.running:
         output: dict[int, bytes] = {}
         with suppress(LaunchError):
-            for rank, data in rank_logs.read_live(run.running.path, (), rank_logs.Part(), follow=False):
+            for rank, data in rank_logs.read_live_output(run.running.path, (), rank_logs.OutputPart(), follow=False):
                 output[rank] = (output.get(rank, b"") + data)[-MAX_BYTES_PER_RANK:]
         if output:
             return output, None

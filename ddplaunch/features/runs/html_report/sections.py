@@ -153,7 +153,8 @@ def inspections(run: PageRun) -> Iterator[Shown]:
         # Without waits in a failed run, the ranks that waited may have ended: the headline has the reason.
         waited = find_waits(inspection) or run.verdict is None
         groups = [
-            _show_group(group, inspection, is_open=place < _OPEN) for place, group in enumerate(group_ranks(inspection))
+            _build_stack_group(group, inspection, is_open=place < _OPEN)
+            for place, group in enumerate(group_ranks(inspection))
         ]
         yield {
             "number": number,
@@ -164,7 +165,7 @@ def inspections(run: PageRun) -> Iterator[Shown]:
         }
 
 
-def _show_group(group: StackGroup, inspection: Inspection, *, is_open: bool) -> Shown:
+def _build_stack_group(group: StackGroup, inspection: Inspection, *, is_open: bool) -> Shown:
     members = set(group.ranks)
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
     waited = f" for {format_elapsed(group.waited_s)}" if group.waited_s is not None else ""
@@ -206,7 +207,7 @@ def resources(run: PageRun) -> Shown | None:
         return None
     over_time = [charts.sparklines(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
     return {
-        "summary": [*_summarize(used)],
+        "summary": [*_summarize_usage(used)],
         "rows": [*_usage_rows(used, *over_time)],
         "is_folded": len(used) > _FOLDED,
         "steps": charts.SPARKLINE_STEPS,
@@ -226,7 +227,7 @@ def _collect_usage(run: PageRun) -> list[RankUsage]:
     return usages
 
 
-def _summarize(used: list[RankUsage]) -> Iterator[str]:
+def _summarize_usage(used: list[RankUsage]) -> Iterator[str]:
     most = max(used, key=lambda each: each.peak)
     busiest = max(used, key=lambda each: each.cpu)
     cpu = sum(each.cpu for each in used)
@@ -247,15 +248,15 @@ def _usage_rows(
         yield {
             "rank": rank.rank,
             "host": rank.host or "–",
-            "memory": _meter(format_size(usage.peak) if usage.peak else "–", usage.peak / memory if memory else 0),
+            "memory": _make_meter(format_size(usage.peak) if usage.peak else "–", usage.peak / memory if memory else 0),
             "memory_over_time": memory_over_time.get(rank.rank),
-            "cpu": _meter(format_elapsed(usage.cpu), usage.cpu / cpu if cpu else 0),
+            "cpu": _make_meter(format_elapsed(usage.cpu), usage.cpu / cpu if cpu else 0),
             "cpus_over_time": cpus_over_time.get(rank.rank),
             "cpus": f"{usage.cpu / usage.lived:.1f}" if usage.lived else "–",
             "outcome": usage.last.outcome_text,
         }
 
 
-def _meter(text: str, share: float) -> tuple[str, str]:
+def _make_meter(text: str, share: float) -> tuple[str, str]:
     """Return ``text``, and the width of a bar; ``share``: the value divided by the largest one."""
     return text, f"{100 * min(1.0, max(0.0, share)):.1f}%"

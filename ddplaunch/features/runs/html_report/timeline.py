@@ -93,7 +93,11 @@ def timeline(run: PageRun) -> Mapping[str, object] | None:
         "height": height,
         "labels": labels,
         "labels_width": max(LABELS, 8 * max(len(name) for name, _ in labels)),
-        "boxes": [*_build_bands(run, height), *_build_bars(run, lanes, lane_height), *_build_stalls(run, height)],
+        "boxes": [
+            *_build_attempt_bands(run, height),
+            *_build_bars(run, lanes, lane_height),
+            *_build_stall_bands(run, height),
+        ],
         "marks": [
             (at(run, each.moment), f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken")
             for each in inspections
@@ -107,7 +111,7 @@ def at(run: PageRun, moment: float) -> str:
     return f"{run.percent_at(moment):.3f}%"
 
 
-def _build_bands(run: PageRun, height: int) -> Iterator[Box]:
+def _build_attempt_bands(run: PageRun, height: int) -> Iterator[Box]:
     for each in run.attempts:
         width = max(run.percent_at(each.ended) - run.percent_at(each.began), _NARROWEST)
         yield Box(f"attempt {each.number}", at(run, each.began), f"{width:.3f}%", 0, height, "attempt")
@@ -122,7 +126,7 @@ def _build_bars(run: PageRun, lanes: list[Lane], lane_height: int) -> Iterator[B
             yield Box(title, left, width, y, lane_height - gap, bar.row.end.value)
 
 
-def _build_stalls(run: PageRun, height: int) -> Iterator[Box]:
+def _build_stall_bands(run: PageRun, height: int) -> Iterator[Box]:
     """Yield the bands of times without progress: they lie above the bars, which stay visible."""
     for begin, end in run.stalls:
         title = f"{format_elapsed(begin - run.began)}: no progress for {format_elapsed(end - begin)}"
@@ -164,7 +168,7 @@ def _build_labels(lanes: list[Lane], lane_height: int) -> list[tuple[str, float]
     return [(name, max(11, place * lane_height + lane_height / 2 + 4)) for place, name in shown]
 
 
-def axis(total: float) -> Iterator[Tick]:
+def axis_ticks(total: float) -> Iterator[Tick]:
     """Yield the ticks of a time axis."""
     step = next((each for each in _STEPS if total / each <= _TICKS), 0.0)
     if not step:

@@ -121,7 +121,7 @@ class WarmZygoteServer:
             self.poll.register(self.pressure, select.POLLPRI)
         self.idle_since = time.monotonic()
         _clear_death_signal(self.first)
-        if not fit or changed or self.capture_output():
+        if not fit or changed or self.read_import_output():
             self.stop_accepting()
         run = self.handle_request(self.first)
         if run is None and not self.runs_served:  # the first run's launcher has ended
@@ -320,7 +320,7 @@ class WarmZygoteServer:
             os.close(fd)
         return socket.socket(fileno=moved)
 
-    def capture_output(self) -> bool:
+    def read_import_output(self) -> bool:
         """Read what the imports have printed, for the first run to show; return whether there was output."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -28,7 +28,7 @@ SUBMIT_HOSTS_VARIABLE = "DDPLAUNCH_HOSTS"  # n1,n2; each once, node 0's first
 SUBMIT_NODE_RANK_VARIABLE = "DDPLAUNCH_NODE_RANK"  # 1
 
 
-def ddplaunch_submit(cluster: str, environ: EnvVariables, job_id: str, index: str) -> ClusterEnv | None:
+def detect_submitted_node(cluster: str, environ: EnvVariables, job_id: str, index: str) -> ClusterEnv | None:
     """Detect a job of ``ddplaunch submit``, whose script numbers the hosts; ``job_id`` and ``index`` name it.
 
     Raises UsageError if the node rank is not a number, or more than there are hosts.
@@ -76,7 +76,7 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
         process = RankAssignment(rank, size, local_rank, environ.optional_number("JSM_NAMESPACE_LOCAL_SIZE"))
         first, most = hosts[0] if hosts else None, len(hosts) or None
         return env_for_started_ranks("lsf", (*names, RANKFILE), process, max_nodes=most, address=first, job=job)
-    if ours := ddplaunch_submit("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
+    if ours := detect_submitted_node("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
         return ours
     if given and environ.is_set(task) and (place := own_host_index(given.hosts)) is not None:
         names = (LSF_JOB, task, RANKFILE)
@@ -87,12 +87,12 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
 def _host_file_reader(job_id: str, file: str) -> AllocationReader:
     """Return a function that reads an allocation and its host file, which has a line for each slot or host."""
 
-    def allocation(environ: EnvVariables) -> Allocation | None:
+    def read_allocation(environ: EnvVariables) -> Allocation | None:
         if not environ.is_set(job_id, file):
             return None
         return Allocation(environ[job_id], read_host_file(environ[file]), file)
 
-    return allocation
+    return read_allocation
 
 
 _of_pbs = _host_file_reader("PBS_JOBID", "PBS_NODEFILE")
@@ -108,7 +108,7 @@ def pbs(environ: EnvVariables) -> ClusterEnv | None:
     Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
     """
     job_id, file, index = "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM"
-    if ours := ddplaunch_submit("pbs", environ, job_id, "PBS_ARRAY_INDEX"):
+    if ours := detect_submitted_node("pbs", environ, job_id, "PBS_ARRAY_INDEX"):
         return ours
     given = _of_pbs(environ)
     if given is None:
@@ -133,7 +133,7 @@ def sge(environ: EnvVariables) -> ClusterEnv | None:
     ``ddplaunch submit`` does. The system gives the file of hosts (``man sge_pe``) to the job's script alone.
     Raises UsageError if qrsh has started this process on another host of a job.
     """
-    if ours := ddplaunch_submit("sge", environ, "JOB_ID", "SGE_TASK_ID"):
+    if ours := detect_submitted_node("sge", environ, "JOB_ID", "SGE_TASK_ID"):
         return ours
     given = _of_sge(environ)
     started_by_qrsh = environ.get("JOB_SCRIPT") == "QRSH"  # else the script's path
@@ -187,14 +187,14 @@ HOSTFILES = {
 with the job's id and with the path of the file; comments say where these are documented or were seen."""
 
 
-def _hostfile(name: str, job_id: str, file: str) -> None:
+def _register_host_file_system(name: str, job_id: str, file: str) -> None:
     allocation = _host_file_reader(job_id, file)
 
     @register_system(name, file, priority=DetectionPriority.HOSTS, allocation=allocation)
-    def find(environ: EnvVariables) -> ClusterEnv | None:
+    def detect(environ: EnvVariables) -> ClusterEnv | None:
         given = allocation(environ)
         return env_for_batch_script(name, (job_id, file), given, START_HINT) if given else None
 
 
 for name, variables in HOSTFILES.items():
-    _hostfile(name, *variables)
+    _register_host_file_system(name, *variables)

@@ -156,7 +156,7 @@ RENDEZVOUS = "/run/determined/info/rendezvous.json"
 MAX_BYTES = 1 << 20
 
 
-class _Rendezvous(Struct):
+class _DeterminedRendezvous(Struct):
     container_addrs: list[str]  # in the order of their ranks
     container_rank: Count
 
@@ -169,7 +169,7 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     commands have none. Raises UsageError if the file is malformed.
     """
     try:
-        rendezvous = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _Rendezvous)
+        rendezvous = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _DeterminedRendezvous)
     except FileNotFoundError:
         return None
     except (OSError, ProtocolError):

@@ -120,7 +120,7 @@ def tfconfig(environ: EnvVariables) -> ClusterEnv | None:
     return None
 
 
-class _Task(Struct):
+class _TaskInSpec(Struct):
     type: str
     index: int | float | str  # 1, 1.0 or "1"
 
@@ -129,7 +129,7 @@ class _ClusterSpec(Struct):
     """The JSON object in TF_CONFIG or CLUSTER_SPEC; ``cluster`` has the hosts of each role, with their ports."""
 
     cluster: dict[str, list[str]] = {}
-    task: _Task | None = None
+    task: _TaskInSpec | None = None
 
 
 def _cluster_spec(name: str, written: str) -> tuple[dict[str, list[str]], str, int]:

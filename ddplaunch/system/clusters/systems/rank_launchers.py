@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import UsageError
 from ddplaunch.system.clusters import hydra_pmi, openmpi_pmix
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, RankAssignment, register_system
-from ddplaunch.system.clusters.env_builders import count_nodes, env_for_started_ranks, env_from_node_variables
+from ddplaunch.system.clusters.env_builders import derive_node_place, env_for_started_ranks, env_from_node_variables
 from ddplaunch.system.clusters.env_variables import EnvVariables, check_below, contradiction_error
 
 DEFAULT_RUN_ID = "none"  # torchrun's run id where it was given no --rdzv-id
@@ -142,7 +142,7 @@ def openmpi(environ: EnvVariables) -> ClusterEnv | None:
         hosts = openmpi_pmix.query_hosts(environ, size) or ()
         address = hosts[0] if hosts else None
     place, used = RankAssignment(rank, size, local_rank, local_size), (*names, OWN_HOST_VARIABLE) if address else names
-    known = count_nodes(hosts, place)
+    known = derive_node_place(hosts, place)
     job = environ.get("PMIX_NAMESPACE")  # 435355649 (version 4), prterun-n1-4711@1 (version 5)
     return env_for_started_ranks("openmpi", used, place, **known, max_nodes=most_nodes, address=address, job=job)
 
@@ -222,7 +222,7 @@ def mpich(environ: EnvVariables) -> ClusterEnv | None:
     if local_size < size and (hydra_job := hydra_pmi.query_hydra(environ, rank, size)):
         hosts, address, job = hydra_job.hosts, hydra_job.first, job or hydra_job.name
     place = RankAssignment(rank, size, local_rank, local_size)
-    return env_for_started_ranks("mpich", names, place, **count_nodes(hosts, place), address=address, job=job)
+    return env_for_started_ranks("mpich", names, place, **derive_node_place(hosts, place), address=address, job=job)
 
 
 @register_system(
