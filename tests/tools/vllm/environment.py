@@ -45,13 +45,18 @@ def _make(folder: Path, deadline: float) -> None:
         raise NotToBeHad(f"it needs Python 3.11, and this is {sys.version.split()[0]}")
     wheels = folder / "wheels"
     run(sys.executable, "-m", "venv", folder)
-    pip = (folder / "bin" / "python", "-m", "pip")
-    quiet = ("-q", "--disable-pip-version-check", "--root-user-action=ignore")
-    run(*pip, "download", "-q", "--disable-pip-version-check", "--no-deps", "-d", wheels, f"{NAME}=={VERSION}")
+    python = folder / "bin" / "python"
+    quiet = ("-q", "--disable-pip-version-check")
+    run(python, "-m", "pip", "download", *quiet, "--no-deps", "-d", wheels, f"{NAME}=={VERSION}")
     (wheel,) = wheels.glob("*.whl")
     (folder / "requirements.txt").write_text("\n".join(_requirements(wheel)))
-    run(*pip, "install", *quiet, "-r", folder / "requirements.txt")
-    run(*pip, "install", *quiet, "--no-deps", wheel)
+    uv = Path(sys.executable).parent / "uv"  # takes a third of the time, where .ci/run has installed it
+    if uv.exists():
+        install: tuple[str | Path, ...] = (uv, "pip", "install", "-q", "--python", python)
+    else:
+        install = (python, "-m", "pip", "install", *quiet, "--root-user-action=ignore")
+    run(*install, "-r", folder / "requirements.txt")
+    run(*install, "--no-deps", wheel)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     metadata = packages / f"vllm-{VERSION}+cpu.dist-info"  # by "cpu" vLLM knows for what it was built
     metadata.mkdir()
