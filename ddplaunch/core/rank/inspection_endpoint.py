@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_FD = 1024  # a larger descriptor table would cost memory, and select(2) supports no more
 _THREAD_EXIT_TIMEOUT_S = 0.1
+_IMPORT_LOCK_FUNCTIONS = ("acquire", "release", "has_deadlock", "_get_module_lock", "_lock_unlock_module", "cb")
 
 
 class BlockedSignals:
@@ -95,6 +96,8 @@ class InspectionEndpoint:
         """Handle pending requests; called in the main thread at the wake signal, with the interrupted frame."""
         if os.getpid() != self.pid:
             return  # a process that the program has forked
+        if holds_import_lock(frame):
+            return  # a request is handled at the next signal
         if not self._thread:
             module = self._import_own("_socket")
             end = module.socket(fileno=os.dup(self._fd))
@@ -205,6 +208,20 @@ def list_free_signals() -> list[int]:
     blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
     numbers = range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1)
     return [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
+
+
+def holds_import_lock(frame: FrameType | None) -> bool:
+    """Whether the interrupted code is taking or releasing the lock of a module that is being imported.
+
+    An import in a signal handler would break it before Python 3.12: the program's import raises KeyError, or waits for
+    ever (CPython issue 106176).
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" and code.co_name in _IMPORT_LOCK_FUNCTIONS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def suspend_tracing() -> Any:

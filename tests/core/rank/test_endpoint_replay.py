@@ -56,6 +56,16 @@ def test_what_the_rank_reports(world, monkeypatch):
     assert [world.lines.readline() for _ in lines] == lines
 
 
+def test_a_request_waits_while_an_import_takes_its_lock(world):
+    namespace = {}
+    exec(compile("def acquire(call): return call()", "<frozen importlib._bootstrap>", "exec"), namespace)
+    world.socket.send(b"s\n")
+    namespace["acquire"](lambda: world.endpoint.wake(sys._getframe()))
+    assert world.handled == []
+    world.endpoint.wake(sys._getframe())
+    assert [line for line, _ in world.handled] == [b"s"]
+
+
 def test_requests_before_the_thread_are_handled_when_a_signal_wakes_the_main_thread(world):
     endpoint, woken, frame = world.endpoint, [], sys._getframe()
     endpoint.on_wake.append(woken.append)

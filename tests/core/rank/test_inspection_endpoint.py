@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.conftest import write_program
@@ -104,3 +106,28 @@ os.waitpid(pid, 0)
 in_rank((len(ours()), threads() - alone))
 """
     assert run(run_ddplaunch, tmp_path, (), program) == ["0", "1", "(0, 0)"]
+
+
+WOKEN_IN_AN_IMPORT = """
+import os, _signal, sys, _frozen_importlib
+
+(number,) = [each for each in range(1, 65) if getattr(_signal.getsignal(each), "__name__", "") == "_write_stacks"]
+
+class Woken(type(_frozen_importlib._blocking_on)):
+    def __setitem__(self, thread, lock):
+        super().__setitem__(thread, lock)
+        sys.modules.pop("_socket", None)
+        _signal.raise_signal(number)
+
+_frozen_importlib._blocking_on = Woken()
+import colorsys
+print("imported", colorsys.__name__)
+"""
+"""As if a request came at the worst instant of an import: the handler must not import at that time."""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="since Python 3.12 a signal handler may import at any time")
+def test_a_request_does_not_break_an_import_of_the_program(run_ddplaunch, tmp_path):
+    program = write_program(tmp_path, "train.py", WOKEN_IN_AN_IMPORT)
+    done = run_ddplaunch("run", *EXEC, "--nproc", "1", program)
+    assert (done.returncode, done.stdout) == (0, "imported colorsys\n"), done.stderr

@@ -197,7 +197,7 @@ class BreakpointHooks:
         self._patched.append((pdb, "set_trace", before))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_rank_process and frame is not None:
+        if self._is_rank_process and frame is not None and not inspection_endpoint.holds_import_lock(frame):
             trace = inspection_endpoint.suspend_tracing()
             try:
                 if self._terminal is not None:

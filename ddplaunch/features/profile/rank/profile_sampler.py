@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
+    from ddplaunch.core.rank import inspection_endpoint
+    from ddplaunch.core.rank.rank_runner import load_private_module
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+
 _MAX_DEPTH = 200  # innermost calls of a stack
 
 
@@ -70,7 +75,7 @@ class ProfileSampler:
             self._record(frame, (time.monotonic_ns() - self._start_ns) // self._period_ns + 1)
         except Exception:
             pass  # out of memory, or at the recursion limit
-        if self._torch:
+        if self._torch and not inspection_endpoint.holds_import_lock(frame):
             self._torch.stop_if_due()
 
     def _record(self, frame: FrameType | None, due: int) -> None:
