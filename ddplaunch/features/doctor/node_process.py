@@ -153,7 +153,7 @@ class RequestHandler:
                 late = f"not finished after {benchmark.TASK_TIMEOUT_S:g} s"
                 return CollectiveTimes(error=late if benchmark_process.timed_out else "the process died")
             answers.append(answer)
-        return answers[-1]
+        return next((each for each in answers if each.error), answers[-1])
 
     def _close_benchmarks(self) -> None:
         for benchmark_process in self._benchmarks:

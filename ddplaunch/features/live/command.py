@@ -74,8 +74,8 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     """Show the live status of a run and its ranks.
 
     RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only run in progress,
-    or in a terminal one that you choose. With the number of a job submitted to Slurm or Grid Engine, the status is
-    printed once. For a run of this machine, the view fills the terminal and refreshes every second; press q to quit.
+    or in a terminal one that you choose. With the number of a job submitted to a scheduler, the status is printed
+    once. For a run of this machine, the view fills the terminal and refreshes every second; press q to quit.
     Without a terminal it is printed once.
     """
     if batch_job := find_running_batch_job(run, "top"):

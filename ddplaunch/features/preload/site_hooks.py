@@ -131,7 +131,7 @@ def _reads_one_variable(node: ast.AST, environ: ast.Attribute) -> bool:
     if isinstance(node, ast.Compare):
         return node.comparators == [environ] and isinstance(node.left, ast.Constant)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.value is environ:
-        return node.func.attr == "get" and isinstance(node.args[0], ast.Constant)
+        return node.func.attr == "get" and bool(node.args) and isinstance(node.args[0], ast.Constant)
     return False
 
 

@@ -262,7 +262,7 @@ def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
     states: dict[str, BatchJobState | None] = {}
     for record in re.split(r"(?m)^=+$", accounted):
         fields = dict(re.findall(r"(?m)^(\w+) +(.*?) *$", record))
-        if fields.get("pe_taskid", "NONE") not in ("NONE", "undefined") or "exit_status" not in fields:
+        if fields.get("pe_taskid", "NONE") not in ("NONE", "undefined") or not fields.get("exit_status"):
             continue
         index = fields.get("taskid", "undefined")
         failed, code = fields.get("failed", "0"), int(fields["exit_status"].split()[0])
@@ -273,7 +273,7 @@ def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
 
 
 def _end(failed: str, code: int) -> BatchJobState | None:
-    number = failed.split()[0]
+    number = failed.partition(" ")[0] or "0"
     if number == _REQUEUED:
         return None
     if number == _LIMIT:

@@ -125,6 +125,7 @@ MAY_DIFFER = [
             "CONFIG = open(__file__).read()",
             "import os\nVARIABLES = dict(os.environ)",
             "import os\nfor name in ['RA' + 'NK']: os.environ.get(name)",
+            "import os\nos.environ.get(key='RANK')",
             "import os\nos.environ['A'] = '1'",
             "import os\nvariables = os.environ\nvariables.clear()",
             "import os as site",

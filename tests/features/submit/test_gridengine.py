@@ -160,6 +160,13 @@ def test_how_an_array_ended():
     assert [(each.number, each.code) for each in records] == [("3_1", 4)]
 
 
+def test_records_with_empty_fields():
+    empty = "failed           \nexit_status      \n"
+    assert parse_qacct(empty, "3") == []
+    (record,) = parse_qacct(f"{empty}{'=' * 60}\nfailed           \nexit_status  4   \n", "3")
+    assert record.code == 4
+
+
 def test_jobs_that_qstat_does_not_list_any_more(tmp_path, monkeypatch):
     """qacct never lists one that was deleted while it waited; of a job that has run, the exit status comes later."""
     assert parse_qacct("no jobs running since startup\n", "7") == []
