@@ -118,6 +118,7 @@ def add_note(error: Exception, text: str) -> None:
 def format_trace(error: Exception) -> str:
     """The traceback of an exception, as Python prints it."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    if sys.version_info < (3, 11):  # it does not print the notes
-        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    if sys.version_info < (3, 11) and not text.endswith(notes):  # it prints them only with the package exceptiongroup
+        text += notes
     return text
