@@ -122,7 +122,7 @@ def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object])
 
 def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
     """Wait until ``address`` resolves (Docker compose may add it later); check that it is one of this machine.
-    Raises NameTimeout if it does not resolve in ``timeout_s`` seconds, and UsageError if it is another machine's.
+    Raises NameLookupTimedOut if it does not resolve in ``timeout_s`` seconds, UsageError if it is another machine's.
     """
     deadline, noted = time.monotonic() + timeout_s, False
     while True:

@@ -328,7 +328,7 @@ class RpcRequest(FromNode, FromNodeZero, frozen=True):
     serial: Count
     kind: Name  # the name of the kind, which declares the types of the payloads
     timeout_s: Seconds  # for the last reply
-    payload: Any  # checked on arrival by ``rpc.check_payload``
+    payload: Any  # checked on arrival by ``rpc.convert_payload``
 
 
 class RpcReply(FromNode, FromNodeZero, frozen=True):

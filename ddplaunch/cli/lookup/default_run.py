@@ -18,7 +18,7 @@ def default_run(*, follow: bool = False) -> str:
     """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
 
     Raises:
-        RunsOnHost: it runs on other hosts, and its record is there.
+        JobOnOtherHosts: it runs on other hosts, and its record is there.
         UsageError: there is none; the hint names others.
     """
     folder, known = require_current_folder(), index_runs().jobs

@@ -138,7 +138,7 @@ class ReportTimeout:
         self._deadlines.set(ReportIntervalOver(), self._step_end)
 
     def on_interval_over(self, now: Now) -> float | None:
-        """Handle ``ReportStepOver``: return the limit if it has expired, else None."""
+        """Handle ``ReportIntervalOver``: return the limit if it has expired, else None."""
         if self._left_s <= 0:
             return self._limit_s
         self._begin_interval(now)

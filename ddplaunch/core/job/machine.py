@@ -12,7 +12,7 @@ The rules, in plain words:
 - A feature may run other programs: their failure stops the ranks too, and the job may last longer than its ranks.
 - In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (it has sent its AttemptReport, so
   all its processes have ended); IDLE nodes have no ranks. A node that does not report in time counts as lost.
-- After the last report ``NextStep`` decides: another attempt after a wait (PAUSING), or the end of the job (ENDED).
+- After the last report ``NextStepPolicy`` decides: another attempt after a wait (PAUSING), or the end (ENDED).
 - The steps from phase to phase: ``JOB_TRANSITIONS``; of one node, ``NODE_TRANSITIONS``.
 - A message of an earlier attempt changes nothing, and nothing changes after the end.
 - At the end every node that is there gets EndJob, and no deadline is left.

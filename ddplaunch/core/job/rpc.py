@@ -1,7 +1,7 @@
 """Requests to all nodes: node 0 asks every node that has ranks, for itself or for the node that sent the request.
 
 A feature declares the kinds of its requests: ``Feature.rpc_kinds``. Pure: no sockets, no clock. A peer may be broken
-or hostile: ``check_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
+or hostile: ``convert_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
 A kind that raises is reported once; from then on its requests are refused.
 """
 
@@ -95,7 +95,7 @@ class Rpc(CommandCollector):
     ) -> list[Command]:
         """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (None: the kind's) at most.
 
-        ``on_done`` gets None if the kind raises, or has raised before. It is called by ``deliver_next``.
+        ``on_done`` gets None if the kind raises, or has raised before. It is called by ``deliver_next_reply``.
         """
         rpc_kind = self._find(kind)
         if self._find_isolation(rpc_kind).failed:

@@ -80,7 +80,7 @@ class TimeLimits:
         return self._nodes.to_all(JobStalled(now.wall, ""))
 
     def on_timeout(self) -> StopCause:
-        """Handle ``TimeoutOver``: return the cause that stops the job."""
+        """Handle ``JobTimeoutOver``: return the cause that stops the job."""
         self.timeout_expired = True
         return StopCause(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None)
 

@@ -47,7 +47,7 @@ def to_kubernetes_size(text: str) -> str | None:
 
 
 def parse_quantity(text: str) -> float:
-    """Return a number of CPUs, or a size in the form of ``format_size``, as a number."""
+    """Return a number of CPUs, or a size in the form of ``to_kubernetes_size``, as a number."""
     if text.endswith("m"):
         return int(text[:-1]) / 1000
     return int(text[:-2]) * UNITS[text[-2]] if text.endswith("i") else float(text)

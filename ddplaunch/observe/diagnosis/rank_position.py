@@ -316,8 +316,8 @@ def describe_noncollective_wait(rank: RankInspection) -> str:
 def describe_rank_activity(rank: RankInspection, apart: Frame | None = None) -> str:
     """Describe what a rank does if it does not wait for other ranks: "load_batch at data.py:31"; "" if unknown.
 
-    ``apart``: the library call in which it differs from other ranks at that line (``library_calls``). It is added:
-    "…, in download at hub/files.py:90".
+    ``apart``: the library call in which it differs from other ranks at that line (``differing_library_calls``). It is
+    added: "…, in download at hub/files.py:90".
     """
     line = user_line_of(rank)
     location = format_location(line) if line else ""

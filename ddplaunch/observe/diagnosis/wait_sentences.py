@@ -178,7 +178,7 @@ def _describe_wrong_init_arguments(wait: Wait, inspection: Inspection) -> str:
 
 
 def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: Frame | None) -> str:
-    """Describe why a rank is not where others wait, beginning with a verb; ``apart``: as for ``describe_call``."""
+    """Describe why a rank is not where others wait, as a verb phrase; ``apart``: see ``describe_rank_activity``."""
     if state := describe_halt(rank).now:
         return state
     if missing.waits:

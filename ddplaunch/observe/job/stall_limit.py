@@ -50,7 +50,7 @@ class StallLimit:
         self._loops.begin()
 
     def on_deadline(self, name: str) -> None:
-        """Called when one of DEADLINES, or the deadline of ``LoopWatch``, has passed."""
+        """Called when one of DEADLINES, or the deadline of ``BusyRankWatch``, has passed."""
         if name == INSPECT:
             self._inspect()
         elif name in (EARLY_REPORT, LOOP_SIGHTING):

@@ -206,7 +206,7 @@ class FinishInspection(Command, frozen=True):
 
 
 class InspectionMachine(Machine):
-    """Inspects the ranks of a node once, from ``Begun`` until ``FinishInspection``."""
+    """Inspects the ranks of a node once, from ``InspectionBegun`` until ``FinishInspection``."""
 
     def __init__(self, detail: Detail, world_size: int, folder: str, *, began: float, timeout_s: float) -> None:
         """``folder``: of the job; ``began``: on the monotonic clock."""

@@ -110,7 +110,7 @@ def _call(module: ModuleType) -> bytes:
 
     "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
     follow, "1,3", the key of a store, and the world size. Of the frames' variables only numbers, groups and what
-    ``_wait_in_c`` needs are read.
+    ``_describe_wait_in_c`` needs are read.
     """
     try:
         main = sys.modules["threading"].main_thread().ident

@@ -113,7 +113,7 @@ def check_local_address(address: str) -> None:
 
 def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool | None:
     """Whether ``address`` is one of this machine; None where no name server answers in ``timeout_s`` seconds.
-    Raises Unresolvable if no name server knows it.
+    Raises UnresolvableName if no name server knows it.
     """
     lookup = NameLookup(address)
     is_done = lookup.wait(timeout_s)

@@ -31,7 +31,7 @@ def test_a_device_and_each_collective_over_both_families_of_addresses(monkeypatc
         found = handler.handle(MeasureCollective(address, port, 0, 1, 1, name, SIZES[1]))
         assert (len(found.seconds), found.error) == (2, None)
         assert all(0 < seconds < 10 for seconds in found.seconds)
-    monkeypatch.setattr(handler, "_prepare", lambda question: None)
+    monkeypatch.setattr(handler, "_prepare_devices", lambda question: None)
     os.kill(handler._benchmarks[0]._child.pid, signal.SIGKILL)
     assert handler.handle(MeasureCollective("", 0, 0, 1, 1)).error == "the process died"
     handler._close_benchmarks()

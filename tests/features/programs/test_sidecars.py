@@ -408,13 +408,13 @@ LOST_BOTH = """
     import os, signal, time
     from ddplaunch.system.processes import child_processes
     from ddplaunch.core.agent.zygote_client import ZygoteClient, make_zygote_config
-    from ddplaunch.core.agent.zygote_process import ZygoteStart
+    from ddplaunch.core.agent.zygote_process import ZygoteStartSettings
     from ddplaunch.base.event_loop import EventLoop
 
     class Listener:
         def on_zygote_event(self, event): ...
 
-    start = ZygoteStart(make_zygote_config(), dict(os.environ))
+    start = ZygoteStartSettings(make_zygote_config(), dict(os.environ))
     first, second = (ZygoteClient(EventLoop(), start, listener=Listener()) for _ in range(2))
     for each in (first, second):
         os.kill(each.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ class Line(L.LightningModule):
         x, y = batch
         self.seen += x.flatten().tolist()
         loss = torch.nn.functional.mse_loss(self.layer(x), y)
-        self.log("loss", loss, on_interval_over=False, on_epoch=True, sync_dist=True)
+        self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def configure_optimizers(self):
